@@ -1,5 +1,5 @@
-"""The owner of the NATS client, and a fake with the same contract.
+"""The NATS client of all services, and a fake with the same contract.
 
-Belongs here: connection, records, watches, services, events, trace context. Must not enter:
-anything that knows what a VM is, beyond the names of streams and subjects.
+This package contains connection, records, watches, services, events and trace context. Its modules
+may use the names of streams and subjects. Other knowledge about VMs must not enter.
 """

@@ -6,15 +6,15 @@ class BusError(Exception):
 
 
 class UnavailableError(BusError):
-    """The operation had no effect: no connection, no responder, or no leader until the deadline."""
+    """The operation had no effect: no connection, responder or leader until the deadline."""
 
 
 class OutcomeUnknownError(BusError):
-    """The write or request may or may not have happened: repeat it with the same id."""
+    """The write or request may have had an effect. Repeat it with the same id."""
 
 
 class ConflictError(BusError):
-    """A compare-and-set failed: the key's last revision is not the expected one. Read it again."""
+    """A compare-and-set failed, because the key has another last revision. Read the key again."""
 
 
 class DeniedError(BusError):
@@ -26,4 +26,4 @@ class FullError(BusError):
 
 
 class OversizeError(FullError):
-    """A value exceeds the limit of its kind (`virtbus.schemas.bounds`); it was not sent."""
+    """A value exceeds the limit of its kind (`virtbus.schemas.bounds`). It was not sent."""

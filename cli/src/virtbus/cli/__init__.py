@@ -1,6 +1,6 @@
-"""The `virtbus` command.
+"""The `virtbus` command: input and output for people.
 
-Belongs here: input and output for people. It sends plain maps over the bus and leaves validation to
-the server. Must not enter: decisions about a VM, and (except in `up` and `doctor`) imports that
-slow the start: no nats, asyncio, pydantic, rich, opentelemetry on a verb's path.
+The command sends plain maps over the bus, and the server validates them. Decisions about a VM do
+not belong here. To start fast, a verb must not import nats, asyncio, pydantic, rich or
+opentelemetry. Only `up` and `doctor` may import them.
 """

@@ -14,7 +14,7 @@ INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line `argv` (default: the process's own) and return its exit code."""
+    """Run the command line `argv` (None: the process's own); return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     stdout = sys.stdout
     try:
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         _silence_stdout()
         return _fail(_unexpected(error), arguments)
     except SystemExit:
-        # If the process that reads our output ends early, click wraps stdout and exits with 1.
+        # If the reader of the output ends early, click wraps stdout and exits with 1.
         if sys.stdout is stdout:
             raise
         _silence_stdout()
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _silence_stdout() -> None:
-    """Redirect stdout to /dev/null, so that Python's flush at exit reports no broken pipe."""
+    """Redirect stdout to /dev/null, because Python's flush at exit would report a broken pipe."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -62,7 +62,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> CliError:
 
 
 def _meant(arguments: list[str]) -> tuple[str, click.Command]:
-    """Return the words and the command in the valid beginning of a command line."""
+    """Return the command's path and the command, ignoring words that are no command."""
     path = "virtbus"
     found: click.Command = virtbus
     for word in arguments:
@@ -94,7 +94,7 @@ def _fail(error: CliError | click.ClickException, arguments: list[str]) -> int:
 
 
 def _wants_json(arguments: list[str]) -> bool:
-    """Return True if `-o json` was given, even if the rest of the line could not be parsed."""
+    """Return True if `-o json` is given, even in a command line that click cannot parse."""
     pairs = zip(arguments, [*arguments[1:], ""], strict=True)
     return any(
         argument in {"-ojson", "--output=json"}

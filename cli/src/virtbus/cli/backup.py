@@ -207,7 +207,7 @@ def restore(
 
 
 def _refuse_taken(invocation: Invocation, name: str, namespace: str) -> None:
-    """Raise CliError if the name is taken, so that no volumes are made in vain."""
+    """Raise CliError if the name is taken, before volumes are made."""
     try:
         invocation.call("vm", "get", {"name": name, "namespace": namespace})
     except CliError as error:
@@ -225,7 +225,7 @@ def _volume(
     name: str,
     namespace: str,
 ) -> dict[str, Any]:
-    """Make the volume for a disk of the backup; the node of the backup fills it."""
+    """Make the volume for a disk of the backup. The backup's node fills the volume."""
     source = {"backup": backup["id"], "disk": disk["name"]}
     asked = {
         "name": f"{name}-{disk['name']}",
@@ -239,7 +239,6 @@ def _volume(
 
 
 def _spec_of(backup: Mapping[str, Any], name: str, *, stopped: bool) -> dict[str, Any]:
-    """Return the spec of the new VM. Its disks are the volumes that are made from the backup."""
     spec: dict[str, Any] = dict(backup.get("spec") or {})
     kept = {disk["name"] for disk in backup.get("disks") or ()}
     if not kept:
@@ -282,7 +281,7 @@ def _ask(id_: str, node: str | None) -> dict[str, Any]:
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each backup."""
+    """Return a table of backups."""
     return output.table(HEADER, [_row(view) for view in views])
 
 

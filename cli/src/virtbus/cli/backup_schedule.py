@@ -150,7 +150,7 @@ def delete(invocation: Invocation, *, names: tuple[str, ...], namespace: str) ->
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each schedule."""
+    """Return a table of schedules."""
     return output.table(HEADER, [_row(view) for view in views])
 
 

@@ -1,6 +1,6 @@
 """Implements `virtbus backup serve|finish`: offers a running guest's disks to NBD clients.
 
-A reading is the operation that serves the disks. Its reader is the program that reads them.
+A reading is the operation that serves the disks. A reader is the program that reads them.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ SERVED = "serve"
 VARIABLE = "VIRTBUS_NBD_SOCKET"
 POLL_S = 1.0
 AWAY = frozenset({Exit.UNAVAILABLE, Exit.UNKNOWN})
-"""Exit codes of requests that may be repeated: a controller or the bus does not answer."""
+"""Exit codes of requests to repeat, because a controller or the bus does not answer."""
 
 
 @click.command(
@@ -93,7 +93,7 @@ def serve(
     if command:
         view = _ask(invocation, ("backup", "finish"), {"id": asked["id"]}, until_s)
     ended = operation.until_ended(invocation, view)
-    if command or invocation.for_eyes:  # otherwise `_tell` printed the only document
+    if command or invocation.for_eyes:  # in the remaining case, `_tell` printed the only document
         invocation.show(ended, lambda: operation.table([ended]))
     operation.refuse_failed(ended)
 
@@ -110,7 +110,7 @@ def finish(invocation: Invocation, *, id_: str) -> None:
 
 @contextmanager
 def _cancelled_unless_done(invocation: Invocation, id_: str) -> Iterator[None]:
-    """Cancel the reading if the body raises any exception, also by SIGTERM."""
+    """Cancel the reading if the body raises an exception, also after SIGTERM."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
@@ -120,7 +120,7 @@ def _cancelled_unless_done(invocation: Invocation, id_: str) -> Iterator[None]:
         try:
             invocation.call("operation", "cancel", {"id": id_})
         except CliError as failed:
-            if failed.exit_code in AWAY:  # another refusal: the reading has ended, or never began
+            if failed.exit_code in AWAY:  # other refusals mean that the reading is not running
                 _complain(f"it is not known to be cancelled: `virtbus operation cancel {id_}`")
         raise
     finally:
@@ -130,7 +130,7 @@ def _cancelled_unless_done(invocation: Invocation, id_: str) -> Iterator[None]:
 def _ask(
     invocation: Invocation, what: tuple[str, str], data: Mapping[str, Any], until_s: float
 ) -> dict[str, Any]:
-    """Return a request's answer. Repeat the request while the bus is away, until `until_s`."""
+    """Return a request's answer. Until `until_s`, repeat a request that gets no answer."""
     while True:
         try:
             return invocation.call(*what, data)
@@ -141,7 +141,6 @@ def _ask(
 
 
 def _until_served(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
-    """Return the operation once readers can connect; raises CliError if it ends earlier."""
     steps, pause_s = Steps(shown=invocation.for_eyes), operation.pauses_s()
     try:
         while view.get("phase") not in operation.ENDED and view.get("step") != SERVED:
@@ -167,10 +166,10 @@ async def _forward(
     Raises:
         CliError: COMMAND failed.
         CliError: `local_socket`: this process cannot listen on `path`.
-        CliError: the errors of `_ask`.
+        CliError: as `_ask`.
     """
     from virtbus.bus.runtime.tasks import background
-    from virtbus.cli.vm import forwarding  # imported here, because it loads slowly
+    from virtbus.cli.vm import forwarding  # loads slowly
     from virtbus.schemas.streams import DisksRead
 
     subject, uid = node_subject(view, "nbd"), str(view.get("id"))
@@ -198,7 +197,6 @@ async def _forward(
 
 
 async def _run(command: tuple[str, ...], environ: Mapping[str, str], id_: str) -> None:
-    """Run the reader to its end; raises CliError unless it exits with 0."""
     try:
         process = await asyncio.create_subprocess_exec(*command, env=dict(environ))
     except OSError as error:
@@ -226,5 +224,4 @@ def _tell(invocation: Invocation, id_: str, path: Path) -> None:
 
 
 def _complain(text: str) -> None:
-    """Print a problem to stderr, for example why a connection was refused."""
     output.write(output.safe(text), sys.stderr)

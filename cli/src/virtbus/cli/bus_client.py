@@ -15,7 +15,7 @@ from virtbus.schemas.errors import VirtbusError
 async def connected(settings: BusSettings) -> AsyncIterator[Bus]:
     """Connect to the bus while the context is open.
 
-    An error of the bus or of a service becomes CliError, also if the context's body raises it.
+    Errors of the bus and of services become CliError, also errors from the context's body.
     """
     try:
         async with connect(settings, name="virtbus-cli") as bus:

@@ -1,4 +1,4 @@
-"""Implements `virtbus vm clone`: makes a VM whose disks rest on a snapshot, or copy it."""
+"""Implements `virtbus vm clone`: the new VM's disks rest on a snapshot, or are copies."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from virtbus.cli.vm.copied_nics import copied_nics
 from virtbus.cli.vm.target import name_argument, namespace_option, ref
 
 _FROZEN = ("image", "container_disk", "empty_disk", "volume")
-"""The kinds of volumes in a VM's spec. A snapshot of the VM contains the disks of these kinds."""
+"""Kinds of volumes in a VM's spec whose disks a snapshot of the VM contains."""
 
 
 @click.command(
@@ -82,7 +82,7 @@ def command(
 
 
 def _copied(spec: Mapping[str, Any], snapshot: str, new: str) -> dict[str, Any]:
-    """Return the spec with each disk of the snapshot replaced by a volume that copies it."""
+    """Return a spec in which each disk of the snapshot becomes a volume with a copy."""
     disks = []
     for one in spec.get("volumes") or ():
         if not any(one.get(kind) for kind in _FROZEN):
@@ -96,7 +96,6 @@ def _copied(spec: Mapping[str, Any], snapshot: str, new: str) -> dict[str, Any]:
 
 
 def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
-    """Show the copies' progress to the end; raise CliError if one fails or a person interrupts."""
     from virtbus.cli.volume_create import refuse_unfilled, until_filled  # loads slowly
 
     for one in view["spec"].get("volumes") or ():
@@ -106,7 +105,6 @@ def _wait(invocation: Invocation, view: Mapping[str, Any]) -> None:
 
 
 def _spec_of(source: Mapping[str, Any], *, full: bool) -> dict[str, Any]:
-    """Return a clone's spec. Raise CliError if the source holds volumes, unless `full`."""
     spec: dict[str, Any] = dict(source["spec"])
     held = [one["name"] for one in spec.get("volumes", ()) if one.get("volume")]
     if held and not full:

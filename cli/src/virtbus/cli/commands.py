@@ -1,4 +1,4 @@
-"""Defines the root command and its verbs. A verb's module is imported when the verb is called."""
+"""Defines the root command and its verbs. A call of a verb imports the verb's module."""
 
 import click
 

@@ -29,5 +29,5 @@ def command(shell: str) -> None:
     if completer is None:
         raise usage(f"there is no completion for {shell}")
     instance = completer(virtbus, {}, "virtbus", "_VIRTBUS_COMPLETE")
-    # click's source() would start bash only to warn about old versions
+    # click's source() would start bash, just for a warning about old versions.
     output.write(instance.source_template % instance.source_vars())

@@ -1,4 +1,4 @@
-"""Reads names from the bus for shell completion; without a bus it quickly returns no names."""
+"""Reads names from the bus for shell completion. Without a bus, it soon returns no names."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -13,14 +13,14 @@ _MOST = 200
 
 Completer = Callable[[click.Context, click.Parameter, str], list[Any]]
 Known = Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]]
-"""A function that returns (name, description) of each name in one item of an answer."""
+"""Returns (name, description) of each name in an item of an answer."""
 
 
 def _completer(subject: str, known: Known, *, of_namespace: bool = False) -> Completer:
-    """Return a click `shell_complete` function for the names that a request to `subject` lists."""
+    """Return a click `shell_complete` function for the names in the answer of `subject`."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        from click.shell_completion import CompletionItem  # only when completing
+        from click.shell_completion import CompletionItem  # only for a completion
 
         del param
         query: dict[str, Any] = {}
@@ -94,5 +94,5 @@ nodes = _completer(
 
 
 def node_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the argument NAME to a verb; it completes node names."""
+    """Add the argument NAME, with completion of node names, to a verb."""
     return click.argument("name", shell_complete=nodes)(function)

@@ -44,8 +44,8 @@ def _detail(service: str, line: str) -> dict[str, str]:
 
 
 def _checked(service: str) -> tuple[bool, str, str]:
-    """Run a service with --check-config; return success, its settings and its error text."""
-    import subprocess  # only here
+    """Return a service's success, settings and error text."""
+    import subprocess  # no other verb of this module needs it
 
     ended = subprocess.run(  # noqa: S603  our own module, a fixed list of names
         [sys.executable, "-m", f"virtbus.{service}", "--check-config"],

@@ -61,7 +61,7 @@ def _is_wanted(item: Mapping[str, Any], oldest_ns: int, kind: str) -> bool:
 
 
 class _Names:
-    """Remembers VM names by uid, because not every event contains its VM's name."""
+    """Remembers VM names by uid, because some events lack the name of their VM."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, str] = {}
@@ -72,14 +72,12 @@ class _Names:
             self._by_uid[str(data.get("uid"))] = str(data["name"])
 
     def of(self, item: Mapping[str, Any]) -> str:
-        """Return the VM's name, its uid if the name is not known, or an empty text without a VM."""
+        """Return the VM's name, or its uid if the name is unknown; empty without a VM."""
         uid = str((item.get("data") or {}).get("uid") or "")
         return self._by_uid.get(uid, uid)
 
 
 class _HistoryPrinter:
-    """Prints the wanted events as they arrive."""
-
     def __init__(self, invocation: Invocation, oldest_ns: int, kind: str, names: _Names) -> None:
         self._printer = event_lines.EventPrinter(invocation.style)
         self._oldest_ns = oldest_ns
@@ -93,7 +91,6 @@ class _HistoryPrinter:
 
 
 def _oldest(since: str | None, *, follow: bool) -> int:
-    """Return the Unix time in ns of the oldest event to show."""
     if since is None and follow:
         return time.time_ns() - units.NS
     try:

@@ -19,9 +19,9 @@ from virtbus.cli.vm.serial import SerialStream, node_subject
 
 _HERE = "virtbus.cli.export"
 END = "end of file"
-"""The agent's reason for closing the stream after the whole file was sent."""
+"""The agent's reason for closing the stream at the end of the file."""
 ATTEMPTS = 5
-"""Limit of streams for one file. Each stream continues where the previous stream broke."""
+"""Maximum number of streams for one file. Each stream continues where the previous stream broke."""
 
 
 @click.group(
@@ -48,7 +48,6 @@ def download(invocation: Invocation, *, id_: str, file: str | None) -> None:
 
 
 def _ended(invocation: Invocation, id_: str) -> dict[str, Any]:
-    """Return an export that has succeeded; raise CliError if it runs, failed or was cancelled."""
     view = invocation.call("operation", "get", {"id": id_})
     if view.get("phase") not in operation.ENDED:
         raise CliError(
@@ -174,7 +173,6 @@ def _export(
 
 
 def _fetch(invocation: Invocation, view: dict[str, Any], file: str | None) -> None:
-    """Download the file of an export, check its digest, and show the file's path."""
     result = view.get("result") or {}
     path = Path(file or f"{Path(str(view.get('name'))).name}.{view.get('format', 'qcow2')}")
     part = path.with_name(f"{path.name}.part")
@@ -194,7 +192,6 @@ def _fetch(invocation: Invocation, view: dict[str, Any], file: str | None) -> No
 
 
 def _receive(invocation: Invocation, view: dict[str, Any], file: BinaryIO) -> str:
-    """Write the exported file to `file`; return its digest."""
     size = int((view.get("result") or {}).get("size_bytes") or 0)
     digest, steps, closed = hashlib.sha256(), Steps(shown=invocation.for_eyes), ""
     try:

@@ -16,14 +16,14 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     UNKNOWN = 4
-    """The wait ended, and the request may or may not have been applied. Repeat the request."""
+    """No answer arrived in time. The request may have had an effect; repeat the request."""
     UNAVAILABLE = 5
 
 
 class CliError(Exception):
     """A failure of the command. `hint` is the next step.
 
-    Each of `details` is a map with path, message and hint.
+    `details` are maps with path, message and hint.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CliError(Exception):
 
     @classmethod
     def answered(cls, body: Mapping[str, Any]) -> "CliError":
-        """Return the error of a service (`schemas.errors.ErrorBody` as a map)."""
+        """Return the error for a service's answer (`schemas.errors.ErrorBody` as a map)."""
         code = int(body.get("code") or 500)
         error = cls(
             _EXIT_OF.get(code, Exit.REFUSED),
@@ -61,7 +61,6 @@ class CliError(Exception):
         return error
 
     def as_map(self) -> dict[str, Any]:
-        """Return the error as a map for `-o json`."""
         fields: dict[str, Any] = {
             "reason": self.reason,
             "message": self.message,
@@ -78,7 +77,7 @@ class CliError(Exception):
         return {"error": fields}
 
     def as_lines(self) -> list[str]:
-        """Return the lines for display: `error: …`, a line per detail, then the hint."""
+        """Return the lines for a person: `error: …`, the details, the hint."""
         lines = [f"error: {self.message}"]
         for detail in self.details:
             path, text = detail.get("path", ""), detail.get("message", "")
@@ -103,22 +102,22 @@ _EXIT_OF = {
 
 
 def usage(message: str, hint: str = "") -> CliError:
-    """Return the error for a mistake in the command line or in a file that it names."""
+    """Return the error for a mistake in the command line or in a named file."""
     return CliError(Exit.USAGE, "usage", message, hint=hint)
 
 
 def unavailable(message: str, hint: str = "") -> CliError:
-    """Return the error for an unreachable service; the request had no effect."""
+    """Return the error for an unreachable service. The request had no effect."""
     return CliError(Exit.UNAVAILABLE, "unavailable", message, hint=hint)
 
 
 def unknown(message: str, hint: str = "") -> CliError:
-    """Return the error for a request that may or may not have been applied."""
+    """Return the error for a request that may have had an effect."""
     return CliError(Exit.UNKNOWN, "outcome_unknown", message, hint=hint)
 
 
 def tried(work: Callable[[T], R], items: Iterable[T]) -> tuple[list[R], list[CliError]]:
-    """Call `work` for each item; return the results, and the errors of the other items."""
+    """Call `work` for each item; return all results and all errors."""
     results: list[R] = []
     failed: list[CliError] = []
     for item in items:
@@ -130,7 +129,7 @@ def tried(work: Callable[[T], R], items: Iterable[T]) -> tuple[list[R], list[Cli
 
 
 def worst(failed: Sequence[CliError]) -> CliError:
-    """Return the error with the highest exit code; the other errors become its details."""
+    """Return the error with the highest exit code, with the other errors as details."""
     found = max(failed, key=lambda error: error.exit_code)
     for other in failed:
         if other is not found:

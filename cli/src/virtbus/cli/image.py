@@ -92,7 +92,7 @@ def pull(
 
 
 def fetched(invocation: Invocation, query: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Request `image.pull` and return the answer; show a progress bar meanwhile."""
+    """Request `image.pull` with a progress bar; return the answer."""
     job = uuid7()
     steps = Steps(shown=invocation.for_eyes)
     reports = _Reports(steps)
@@ -166,7 +166,7 @@ class _Reports:
 
 
 def raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
-    """Raise CliError with the error of each failed node, if a node failed."""
+    """If nodes failed, raise CliError with their errors."""
     errors: Mapping[str, str] = answer.get("errors") or {}
     if errors:
         raise CliError(
@@ -178,7 +178,7 @@ def raise_partial(answer: Mapping[str, Any], reason: str, what: str) -> None:
 
 
 def row(item: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return an image's row, in the order of HEADER. `item` also names the image's `nodes`."""
+    """Return an image's row for HEADER. `item` also needs `nodes`, the image's nodes."""
     names = ", ".join(item.get("names") or ()) or "-"
     more = item.get("more_names")
     return (

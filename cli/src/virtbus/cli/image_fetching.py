@@ -16,18 +16,18 @@ from virtbus.schemas.image_api import ImagePull, PulledImages
 from virtbus.schemas.wire import validate
 
 AT_ONCE = 32
-"""Number of nodes that fetch at one time. A controller handles 256 such requests at one time, of
+"""Number of nodes that fetch at one time. A controller handles 256 such requests at one time, from
 all clients together."""
 ANSWER_S = 30.0
-"""Time limit for one answer. If the node needs longer, the answer says so after 20 s. Then the
-request is repeated."""
+"""Time limit for one answer. A node that needs longer answers after 20 s that it is still fetching,
+and the request is repeated."""
 _CONTINUES = "not there in time; the node continues, repeat the command to wait for it"
 WAITING, FETCHING, READY, FAILED = "waiting", "fetching", "ready", "failed"
 
 
 @dataclass(slots=True)
 class NodePull:
-    """The pull of one node."""
+    """The pull of the image by one node."""
 
     node: str
     state: str = WAITING
@@ -41,7 +41,7 @@ class NodePull:
 
 
 class Fetching:
-    """The pulls of one image. `changed` is called with all pulls after each change."""
+    """The pulls of one image by many nodes. After each change, `changed` gets all pulls."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Fetching:
         self.pulls = [NodePull(node) for node in nodes]
 
     async def run(self, timeout_s: float) -> list[NodePull]:
-        """Return all pulls once each is ready or has failed. A pull that fails raises nothing."""
+        """Return all pulls once each is ready or has failed. Failures are in the pulls."""
         end_s = asyncio.get_running_loop().time() + timeout_s
         async with asyncio.TaskGroup() as group:
             for pull in self.pulls:
@@ -93,7 +93,7 @@ class Fetching:
             return await self._answer(pull)
 
     async def _answer(self, pull: NodePull) -> ImageInfo:
-        """Request the image until the node has it; raise an error that a retry cannot change."""
+        """Request the image until the node has it. Raise errors that a retry cannot change."""
         want = ImagePull(ref=self._ref, node=pull.node, job=pull.job)
         while True:
             try:
@@ -106,11 +106,10 @@ class Fetching:
                     raise
                 await asyncio.sleep(error.body.after_ms / 1000)
             except OutcomeUnknownError:
-                continue  # the node continues; only the answer was lost
+                continue  # only the answer was lost; the node still fetches
 
 
 def _image(answer: PulledImages, node: str) -> ImageInfo:
-    """Return a node's image; raise BusError if the answer has none."""
     image = answer.images.get(node)
     if image is None:
         raise BusError(answer.errors.get(node, "the answer has no image"))

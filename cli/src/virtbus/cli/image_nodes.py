@@ -19,11 +19,10 @@ def nodes_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen(invocation: Invocation, names: Sequence[str], label_texts: Sequence[str]) -> list[str]:
-    """Return the named nodes, or the ready nodes with the labels; without both, all ready nodes.
+    """Return the named nodes, or the ready nodes with the labels. No label means all ready nodes.
 
     Raises:
-        CliError: there are both names and labels, a named node is unknown, no node is ready, or no
-            ready node has the labels.
+        CliError: both names and labels are given, a named node is unknown, or no node is found.
     """
     if names and label_texts:
         raise usage("--node and --label exclude each other", "name nodes, or select them by label")

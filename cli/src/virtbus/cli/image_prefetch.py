@@ -67,7 +67,6 @@ def command(
 
 
 def _check(ref: str) -> None:
-    """Refuse a reference that no node could fetch, before any node is asked."""
     from virtbus.schemas.image import check_image_ref
 
     try:
@@ -79,7 +78,7 @@ def _check(ref: str) -> None:
 async def _fetch(
     invocation: Invocation, nodes: list[str], ref: str, timeout_s: float, table: LiveTable
 ) -> list["NodePull"]:
-    from virtbus.cli.bus_client import connected  # imported here, because they load slowly
+    from virtbus.cli.bus_client import connected  # both modules load slowly
     from virtbus.cli.image_fetching import Fetching
 
     def changed(pulls: Sequence["NodePull"]) -> None:
@@ -90,7 +89,7 @@ async def _fetch(
 
 
 _MOVING = ("fetching", "failed")
-"""Nodes in these states come first, because a small screen cuts off the end of the table."""
+"""States whose nodes are first in the table, because a small screen cuts off the last rows."""
 
 
 def _row(pull: "NodePull") -> tuple[str, ...]:
@@ -106,7 +105,7 @@ def _row(pull: "NodePull") -> tuple[str, ...]:
 
 
 def _fetched(pull: "NodePull") -> str:
-    """Return `12MiB of 30MiB (40 %)`; `12MiB` at the end or without a total; `-` without bytes."""
+    """Return `12MiB of 30MiB (40 %)`, or `12MiB` when ready or without a total, or `-`."""
     done = units.size(pull.done_bytes)
     if pull.image is not None or not pull.total_bytes:
         return done if pull.done_bytes else "-"

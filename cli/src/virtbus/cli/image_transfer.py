@@ -17,17 +17,17 @@ from virtbus.schemas.image_upload import PIECE_BYTES, UploadedImage, UploadImage
 from virtbus.schemas.wire import validate
 
 PATIENCE_S = 60.0
-"""An upload is given up after this time without a new byte. A restart of imaged takes less."""
+"""An upload fails after this time without a new byte. A restart of imaged takes less time."""
 PIECE_S = 10.0
-"""Time limit of the first answer and of each piece's answer. A killed imaged never answers."""
+"""Time limit of the first answer and of the answer to each piece. A killed imaged never answers."""
 ANSWER_S = 30.0
-"""Time limit of the answer to a later request without a piece; imaged's checks may take 20 s."""
+"""Time limit of the answer to later requests without a piece. imaged's checks may take 20 s."""
 _PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class LocalImage:
-    """A local file, with its digest and size at the time when it was read."""
+    """A local file, with its digest and size at the time of reading."""
 
     path: Path
     name: str
@@ -40,7 +40,7 @@ async def send_to(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Upload an image to each node in turn; return images and errors by node.
 
-    `moved` is called with a node and the number of bytes that the node has.
+    `moved` gets a node and the number of bytes that the node has.
     """
     images: dict[str, Any] = {}
     errors: dict[str, str] = {}
@@ -57,8 +57,6 @@ async def send_to(
 
 
 class _Upload:
-    """One file on its way to one node."""
-
     def __init__(
         self, bus: Bus, node: str, image: LocalImage, file: int, moved: Callable[[int], None]
     ) -> None:
@@ -68,17 +66,16 @@ class _Upload:
         self._file = file
         self._moved = moved
         self._stored = -1
-        """Number of bytes that the node has; -1 before its first answer."""
+        """Number of bytes that the node has; -1 before the node's first answer."""
         self._next = 0
-        """The position of the next piece."""
 
     async def run(self) -> ImageInfo:
         """Return the image once the node has it.
 
         Raises:
-            VirtbusError: imaged refused the upload for good, or for PATIENCE_S despite retries.
+            VirtbusError: imaged refused the upload permanently, or temporarily for PATIENCE_S.
             VirtbusError: 409 `file_changed`: the file became shorter during the upload.
-            BusError: no first answer came in PIECE_S, or no byte was stored for PATIENCE_S.
+            BusError: no first answer within PIECE_S, or no new byte for PATIENCE_S.
         """
         clock = asyncio.get_running_loop().time
         best, end_s = -1, clock() + PIECE_S
@@ -98,7 +95,7 @@ class _Upload:
             await asyncio.sleep(pause_s)
 
     async def _attempt(self) -> ImageInfo | None:
-        """Send the missing bytes and return the image; None if a piece was lost on the way."""
+        """Send the missing bytes and return the image; None after the loss of a piece."""
         size_bytes = self._image.size_bytes
         state = await self._ask(0)
         if state.image is not None:
@@ -109,7 +106,7 @@ class _Upload:
         return (await self._ask(size_bytes)).image if self._stored >= size_bytes else None
 
     async def _send(self, pieces: int) -> None:
-        """Keep `pieces` pieces in flight until the end of the file."""
+        """Send the rest of the file, with up to `pieces` unanswered pieces at a time."""
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(pieces):
@@ -128,9 +125,9 @@ class _Upload:
             answer = await self._ask(at, data)
             self._stored = max(self._stored, answer.offset_bytes)
             if answer.offset_bytes < at + len(data):
-                self._next = size_bytes  # an earlier piece was lost: the other tasks end, too
+                self._next = size_bytes  # an earlier piece was lost, so the other tasks end, too
                 return
-            self._next = max(self._next, answer.offset_bytes)  # another client may be ahead
+            self._next = max(self._next, answer.offset_bytes)  # another client can be ahead
             self._moved(self._stored)
 
     async def _ask(self, at: int, data: bytes = b"") -> UploadedImage:
@@ -145,7 +142,7 @@ class _Upload:
 
 
 def _pause_s(error: VirtbusError | BusError) -> float:
-    """Return the time before the next attempt; raise an error that a retry cannot change."""
+    """Return the time before the next attempt. Raise an error that a retry cannot change."""
     if isinstance(error, VirtbusError):
         if error.body.after_ms is None and error.code != Code.DEADLINE:
             raise error

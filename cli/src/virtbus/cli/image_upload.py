@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1024**2
 _NO_DIGEST = f"sha256:{'0' * 64}"
-"""Placeholder for a digest that is not known yet."""
 
 
 @click.command(
@@ -76,7 +75,7 @@ def uploaded(
     """Upload a file to one node as an image. `name_of` makes the image's name from its digest.
 
     Raises:
-        CliError: the file cannot be used, or the node refused it.
+        CliError: the file is unusable, or the node refused the image.
     """
     steps = Steps(shown=invocation.for_eyes)
     try:
@@ -92,7 +91,7 @@ async def _send(
     invocation: Invocation, nodes: list[str], image: "LocalImage", steps: Steps
 ) -> tuple[dict[str, Any], dict[str, str]]:
     from virtbus.cli.bus_client import connected
-    from virtbus.cli.image_transfer import send_to  # imported here, because they load slowly
+    from virtbus.cli.image_transfer import send_to  # both modules load slowly
 
     def moved(node: str, done_bytes: int) -> None:
         steps.transfer(f"upload to {node}", done_bytes, image.size_bytes)
@@ -102,10 +101,10 @@ async def _send(
 
 
 def _read(file: Path, name_of: Callable[[str], str], steps: Steps) -> "LocalImage":
-    """Check the name, and read the file for its digest.
+    """Check the name, and compute the file's digest.
 
     Raises:
-        CliError: the name or the file cannot be used.
+        CliError: the name or the file is unusable.
     """
     from virtbus.cli.image_transfer import LocalImage
     from virtbus.schemas.image import check_plain_name

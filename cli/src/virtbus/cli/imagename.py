@@ -163,7 +163,7 @@ def delete(invocation: Invocation, *, names: tuple[str, ...], namespace: str, fl
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each image name."""
+    """Return a table of image names."""
     return output.table(HEADER, [_row(view) for view in views])
 
 

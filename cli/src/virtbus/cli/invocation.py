@@ -1,4 +1,4 @@
-"""Gives each verb its context: output style, connection, and the options that all verbs share."""
+"""Gives each verb its context: output style, connection, and the shared options."""
 
 import functools
 import os
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 STYLES = ("table", "json", "yaml")
 PAGE = 500
-"""The largest page of a list that has a `limit`."""
+"""The largest page of a list with a `limit`."""
 
 
 class Invocation:
-    """The context of one call of a verb. The connection is made when it is first used."""
+    """The context of one call of a verb. The first use of `session` makes the connection."""
 
     def __init__(self, style: str, server: str | None, creds: str | None) -> None:
         self.style = style
@@ -36,7 +36,7 @@ class Invocation:
         """Return the connection to the bus.
 
         Raises:
-            CliError: no connection could be made.
+            CliError: no bus or credentials were found.
         """
         if self._session is None:
             self._session = Session(access.find(self._server, self._creds, os.environ))
@@ -45,7 +45,7 @@ class Invocation:
     def admin(self) -> "BusSettings":
         """Return settings for a connection as the bus's admin.
 
-        The settings name the file of --creds, or the admin's file that `virtbus up` wrote.
+        The credentials are the file of --creds, or the admin's file from `virtbus up`.
         """
         from virtbus.bus.runtime.bus_settings import (
             BusSettings,  # few verbs need the services' own client
@@ -57,7 +57,7 @@ class Invocation:
         return BusSettings.found(run_dir, "admin", server=server, creds=creds)
 
     def client(self) -> "BusSettings":
-        """Return the bus and login of `session` as settings for the services' bus client.
+        """Return settings for the services' bus client, with the bus and login of `session`.
 
         Raises:
             CliError: no bus or credentials were found.
@@ -78,13 +78,13 @@ class Invocation:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return the environment for a child `virtbus` process that uses the same bus."""
+        """The environment for a child `virtbus` process on the same bus."""
         given = {"VIRTBUS_SERVER": self._server, "VIRTBUS_CREDS": self._creds}
         return dict(os.environ) | {name: value for name, value in given.items() if value}
 
     @property
     def for_eyes(self) -> bool:
-        """Return True if a person reads the output (style table)."""
+        """True if a person reads the output (style table)."""
         return self.style == "table"
 
     def call(
@@ -96,7 +96,7 @@ class Invocation:
         timeout_s: float = REQUEST_TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Send a request to `virtbus.api.v1.<resource>.<verb>`; return its answer's data.
+        """Send a request to `virtbus.api.v1.<resource>.<verb>`; return the answer's data.
 
         Raises:
             CliError: the request failed or was refused.
@@ -109,7 +109,7 @@ class Invocation:
     ) -> dict[str, Any]:
         """Return an API list with the items of all pages, and the first page's other fields.
 
-        Raises CliError as `call`.
+        Raises as `call`.
         """
         whole = page = self.call(resource, action, query or {})
         items = list(page.get("items") or ())
@@ -119,7 +119,6 @@ class Invocation:
         return {**whole, "items": items}
 
     def show(self, value: Any, table: Callable[[], str]) -> None:
-        """Print `table()`, or `value` as JSON or YAML if that style was requested."""
         output.write(table() if self.for_eyes else output.render(value, self.style))
 
     def call_and_show(
@@ -135,7 +134,6 @@ class Invocation:
         return view
 
     def note(self, text: str) -> None:
-        """Print a remark to stderr, unless JSON or YAML was requested."""
         if self.for_eyes:
             output.write(text, sys.stderr)
 
@@ -145,7 +143,7 @@ class Invocation:
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a verb: pass it an Invocation, and add the options -o, --server and --creds."""
+    """Decorate a verb: add the options -o, --server and --creds, and pass an Invocation."""
 
     @functools.wraps(function)
     def run(*args: Any, style: str, server: str | None, creds: str | None, **kwargs: Any) -> None:
@@ -162,7 +160,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def local(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a verb without a connection: pass it an Invocation, and add the option -o."""
+    """Decorate a verb without a connection: add the option -o, and pass an Invocation."""
 
     @functools.wraps(function)
     def run(*args: Any, style: str, **kwargs: Any) -> None:

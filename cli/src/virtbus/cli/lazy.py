@@ -1,4 +1,4 @@
-"""Provides command groups that import a verb's module only when the verb is called."""
+"""Command groups that import a verb's module at a call of the verb."""
 
 import importlib
 from collections.abc import Mapping
@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 Verbs = Mapping[str, tuple[str, str]]
-"""Place and help line of each verb. The place is `module:attribute`, or a module with `command`."""
+"""The command and help line of each verb. The command is `module:attribute`; `module` alone means
+`module:command`."""
 
 
 class LazyGroup(click.Group):
-    """A group with a table of its verbs. The table provides the group's help without imports."""
+    """A group with a table of its verbs. The table gives the group's help without imports."""
 
     def __init__(self, *args: Any, verbs: Verbs | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,9 +55,9 @@ class LazyGroup(click.Group):
 def examples(text: str) -> str:
     """Return an epilog that shows the lines of `text` without their indentation.
 
-    A `|` at the beginning of a line keeps the spaces after it.
+    A leading `|` in a line keeps the spaces after the `|`.
     """
     lines = [line.strip().removeprefix("|") for line in text.strip().splitlines()]
-    # \b keeps click from wrapping a paragraph; each paragraph needs its own \b
+    # \b keeps click from wrapping a paragraph. Each paragraph needs its own \b.
     body = "\n".join(f"  {line}" if line else "\n\b" for line in lines)
     return f"\b\nExamples:\n{body}"

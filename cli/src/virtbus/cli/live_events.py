@@ -1,4 +1,4 @@
-"""Reports the stored events and then the new events, each event once."""
+"""Reports stored events, then new events, each event once."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -11,15 +11,15 @@ from virtbus.cli.wire.protocol import WireMessage
 _PUMP_S = 1.0
 _REMEMBERED = 4096
 _SPANS = ".trace.span"
-"""The end of the subjects of trace spans, which are no events for people."""
+"""End of the subjects of trace spans. People do not read trace spans."""
 Tell = Callable[[Mapping[str, Any]], None]
 
 
 class LiveEvents:
-    """Subscribes to new events when it is made.
+    """Subscribes to new events in the constructor.
 
-    Make the object before you read the history. Otherwise, events between the reading and the
-    subscription are missed.
+    Construct it before you read the history. A later subscription would miss the events between the
+    reading and the subscription.
     """
 
     def __init__(self, invocation: Invocation, subject: str, tell: Tell) -> None:
@@ -30,9 +30,9 @@ class LiveEvents:
         self._session.subscribe(subject, self._receive)
 
     def follow(self, stored: Iterable[Mapping[str, Any]]) -> None:
-        """Pass the stored events, events received meanwhile, and all new events to `tell`.
+        """Pass the stored events, then the events since the subscription, to `tell`.
 
-        It runs until interrupted.
+        This call runs until interrupted.
         """
         early, self._waiting = self._waiting or [], None
         for item in (*stored, *early):

@@ -1,4 +1,4 @@
-"""Shows a table that changes: redrawn on a terminal, elsewhere as one line per finished row."""
+"""Shows a changing table: redrawn on a terminal, elsewhere as one line for each final row."""
 
 import os
 import sys
@@ -10,12 +10,12 @@ from virtbus.cli import output
 
 _REDRAW_S = 0.2
 _FINAL = ("ready", "failed")
-"""States in the second column after which a row does not change any more."""
+"""States, in the second column, after which a row no longer changes."""
 _SCREEN = (80, 24)
 
 
 class LiveTable:
-    """Draws rows of (name, state, …) to stderr. Without a terminal, it prints final rows once."""
+    """Draws rows of (name, state, …) to stderr. Without a terminal, it prints each final row."""
 
     def __init__(self, header: Sequence[str], *, shown: bool, stream: TextIO | None = None) -> None:
         self._header = header
@@ -23,12 +23,11 @@ class LiveTable:
         self._shown = shown
         self._live = shown and output.redraws(self._stream)
         self._lines = 0
-        """Number of lines on the screen that the next drawing replaces."""
         self._drawn_s = 0.0
         self._printed: set[str] = set()
 
     def show(self, rows: Iterable[Sequence[str]]) -> None:
-        """Show the current rows; on a terminal the rows that fit, at most five times a second."""
+        """Show the current rows. A terminal shows the rows that fit, at most every _REDRAW_S."""
         if self._live and time.monotonic() - self._drawn_s >= _REDRAW_S:
             self._draw([*rows])
         elif self._shown and not self._live:
@@ -39,13 +38,12 @@ class LiveTable:
                     self._stream.write(f"{words}\n")
 
     def close(self) -> None:
-        """Erase the table."""
         self._erase()
         self._stream.flush()
 
     def _draw(self, rows: list[Sequence[str]]) -> None:
         columns, lines = self._screen()
-        room = lines - 3  # lines of the header, of "and N more", and of the cursor
+        room = lines - 3  # without the lines of the header, of "and N more", and of the cursor
         text = output.table(self._header, rows[:room], self._stream).split("\n")
         if len(rows) > room:
             text.append(f"and {len(rows) - room} more")

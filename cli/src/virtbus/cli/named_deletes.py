@@ -22,9 +22,9 @@ def delete_named(
 ) -> None:
     """Delete the objects that `asked` names, and show them. With `wait_s` None, do not wait.
 
-    `check` gets an object's view while the object exists, and may raise CliError. At the time
-    limit, CliError `outcome_unknown` is raised. An error of one object is raised after the others
-    were deleted and shown.
+    `check` gets an object's view while the object exists, and may raise CliError. The time limit
+    raises CliError `outcome_unknown`. Errors are raised after the other objects were deleted and
+    shown.
     """
     ended, failed = tried(lambda one: invocation.call(resource, "delete", one), asked)
     if wait_s is not None:

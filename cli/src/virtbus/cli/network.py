@@ -331,7 +331,7 @@ def delete(
 
 
 def _refuse_kept(view: Mapping[str, Any]) -> None:
-    """Raise CliError if the delete was reverted."""
+    """Raise CliError if the controller has reverted the delete."""
     if view.get("state") != "Deleting":
         message = f"{view.get('name')} stays: {view.get('message')}"
         hint = "delete those VMs, then repeat"
@@ -339,7 +339,7 @@ def _refuse_kept(view: Mapping[str, Any]) -> None:
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each network object."""
+    """Return a table of network objects."""
     return output.table(HEADER, [_row(view) for view in views])
 
 
@@ -361,12 +361,12 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _elsewhere(spec: Mapping[str, Any]) -> str:
-    """Return the source of the addresses in a network without a subnet."""
+    """Return the source of addresses in a network without a subnet."""
     return f"DHCP on {spec['link']}" if spec.get("link") else "set by its plugins"
 
 
 def _offer(item: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the row of a network that nodes have without an object."""
+    """Return the row of a network that nodes offer without an object on the bus."""
     nodes = str((item.get("detail") or {}).get("nodes") or "-")
     subnet = str(item.get("subnet") or "set per node")
     name, kind = str(item.get("name", "")), str(item.get("kind", ""))

@@ -69,12 +69,12 @@ def listing(invocation: Invocation) -> None:
 
 
 def table(items: list[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each node (`items` of the API's answer)."""
+    """Return a table of nodes (`items` of the API's answer)."""
     return output.table(HEADER, [_row(item) for item in items])
 
 
 def state(item: Mapping[str, Any]) -> str:
-    """Return the node's state and desired state with commas, for example `ready,cordoned`."""
+    """Return the node's state and desired state, for example `ready,cordoned`."""
     node_spec = item.get("node_spec") or {}
     words = [str(item.get("state", ""))]
     if node_spec.get("fenced"):

@@ -18,10 +18,7 @@ HEADER = ("ID", "KIND", "NAMESPACE", "OF", "NODE", "PHASE", "DONE", "AGE", "MESS
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
 POLL_S = 0.5
 SOON_S = 0.05
-"""The first pause between two requests for an operation's state.
-
-A snapshot that copies no data ends within this time.
-"""
+"""The first pause between requests for a state. A snapshot without copies takes less time."""
 
 
 @click.group(
@@ -126,17 +123,16 @@ def delete(invocation: Invocation, *, ids: tuple[str, ...]) -> None:
 def _each(
     invocation: Invocation, action: str, ids: tuple[str, ...]
 ) -> tuple[list[dict[str, Any]], list[CliError]]:
-    """Request `operation.<action>` for each id; return the answers, and the errors."""
     return tried(lambda id_: invocation.call("operation", action, {"id": id_}), dict.fromkeys(ids))
 
 
 # --- for other verbs --------------------------------------------------------------------------
 def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
-    """Return the operation after its end; show its progress meanwhile.
+    """Show an operation's progress until its end; return the operation.
 
     Raises:
-        CliError: the errors of `Invocation.call`.
-        CliError: `unknown`: a person interrupted the wait. The operation continues.
+        CliError: as `Invocation.call`.
+        CliError: `outcome_unknown`: a person interrupted the wait. The operation continues.
     """
     steps = Steps(shown=invocation.for_eyes)
     id_, pause_s = str(view.get("id")), pauses_s()
@@ -154,7 +150,7 @@ def until_ended(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]:
 
 
 def pauses_s() -> Iterator[float]:
-    """Yield the pauses between requests for a state: SOON_S, then longer pauses up to POLL_S."""
+    """Yield the pauses between requests for a state, from SOON_S up to POLL_S."""
     pause_s = SOON_S
     while True:
         yield pause_s
@@ -162,7 +158,7 @@ def pauses_s() -> Iterator[float]:
 
 
 def show_progress(steps: Steps, view: Mapping[str, Any]) -> None:
-    """Show how far an operation is, or why it waits."""
+    """Show an operation's progress, or the reason why the operation waits."""
     if waits := view.get("message"):
         steps.wait(str(waits))
         return
@@ -172,7 +168,7 @@ def show_progress(steps: Steps, view: Mapping[str, Any]) -> None:
 
 
 def refuse_failed(view: Mapping[str, Any]) -> None:
-    """Raise CliError unless the operation succeeded."""
+    """Raise CliError if the operation has not succeeded."""
     if view.get("phase") == "Succeeded":
         return
     error = view.get("error")
@@ -183,7 +179,7 @@ def refuse_failed(view: Mapping[str, Any]) -> None:
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each operation."""
+    """Return a table of operations."""
     return output.table(HEADER, [_row(view) for view in views])
 
 

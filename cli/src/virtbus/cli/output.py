@@ -27,7 +27,7 @@ _COLOURS = {
 
 
 def safe(value: object) -> str:
-    """Return `value` as one line, with control characters escaped: guests choose some values."""
+    """Return `value` as one line. Control characters are escaped, because guests choose values."""
     text = str(value)
     if text.isprintable():
         return text
@@ -35,32 +35,32 @@ def safe(value: object) -> str:
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Return True on a terminal, unless NO_COLOR (no-color.org) or TERM=dumb is set."""
+    """Return True on a terminal. NO_COLOR (no-color.org) or TERM=dumb forbids colours."""
     return redraws(stream) and not os.environ.get("NO_COLOR")
 
 
 def redraws(stream: TextIO) -> bool:
-    """Return True on a terminal that obeys control sequences."""
+    """Return True on a terminal that understands control sequences."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def paint(text: str, code: str, stream: TextIO) -> str:
-    """Return `text` in an ANSI colour if the stream supports it."""
+    """Return `text` in the ANSI colour `code`, if the stream wants colours."""
     return f"\x1b[{code}m{text}\x1b[0m" if code and wants_colour(stream) else text
 
 
 def paint_state(word: str, stream: TextIO) -> str:
-    """Return a state in its colour: green is good, yellow is temporary, red needs a person."""
+    """Return a state in its colour. Green is good, yellow is temporary, red needs a person."""
     return paint(word, _COLOURS.get(word.strip(), ""), stream)
 
 
 def as_json(value: Any, *, indent: int | None = 2) -> str:
-    """Return indented JSON; with `indent` None, JSON on one line."""
+    """Return JSON, indented or (with None) on one line."""
     return json.dumps(value, indent=indent, ensure_ascii=False, default=str)
 
 
 def as_yaml(value: Any) -> str:
-    """Return YAML; keys keep their order."""
+    """Return YAML with the keys in their order."""
     import yaml  # takes 20 ms; only -o yaml needs it
 
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
@@ -70,7 +70,7 @@ def as_yaml(value: Any) -> str:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[object]], stream: TextIO | None = None
 ) -> str:
-    """Return aligned columns, two spaces apart, with states coloured."""
+    """Return aligned columns with coloured states."""
     out = stream or sys.stdout
     cells = [[safe(cell) for cell in row] for row in rows]
     widths = [len(title) for title in header]
@@ -85,14 +85,14 @@ def table(
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> str:
-    """Return aligned `name: value` lines; empty values are omitted."""
+    """Return aligned `name: value` lines, without empty values."""
     shown = [(name, safe(value)) for name, value in pairs if value not in {None, ""}]
     width = max((len(name) for name, _ in shown), default=0) + 1
     return "\n".join(f"{name + ':':<{width}}  {value}" for name, value in shown)
 
 
 def render(value: Any, style: str) -> str:
-    """Return `value` as `json` or `yaml`."""
+    """Return `value` in the style `json` or `yaml`."""
     return as_json(value) if style == "json" else as_yaml(value).rstrip("\n")
 
 
@@ -108,10 +108,10 @@ def write(text: str, stream: TextIO | None = None) -> None:
 
 
 def flush(stream: TextIO | None = None) -> None:
-    """Flush the stream, for output that programs read while it is written."""
+    """Flush the stream, so that a program can read output that still grows."""
     (stream or sys.stdout).flush()
 
 
 def picked(view: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the named fields of a map, without absent fields."""
+    """Return the named fields that a map has."""
     return {name: view[name] for name in names if name in view}

@@ -83,7 +83,7 @@ def _pools(invocation: Invocation) -> list[dict[str, Any]]:
 
 
 def _abilities(name: str, kind: str) -> dict[str, bool]:
-    """Return a pool's abilities; empty for a kind that only newer nodes know."""
+    """Return a pool's abilities; empty for an unknown kind, for example of a newer node."""
     try:
         return abilities_of(name, PoolKind(kind))._asdict()
     except ValueError:
@@ -91,14 +91,14 @@ def _abilities(name: str, kind: str) -> dict[str, bool]:
 
 
 def table(items: list[dict[str, Any]]) -> str:
-    """Return a table with a row for each pool of each node."""
+    """Return a table of the pools of all nodes."""
     return output.table(HEADER, [_row(item) for item in items])
 
 
 def places(items: list[dict[str, Any]]) -> list[str]:
-    """Return a table with the size of each device, export or file that is assigned to a volume.
+    """Return a list with one table: the size of each device, export or file of a volume.
 
-    If none is assigned, the list is empty.
+    Without assigned volumes, the list is empty.
     """
     rows = [
         (str(item.get("node", "")), volume, _place(item, volume))
@@ -114,7 +114,7 @@ def _place(item: Mapping[str, Any], volume: str) -> str:
 
 
 def _remarks(item: Mapping[str, Any]) -> list[str]:
-    """Return the reason of a pool's state, and the age of sizes that its server did not confirm."""
+    """Return the reason of a pool's state, and the age of sizes that the server did not confirm."""
     found = [str(item["message"])] if item.get("message") else []
     if then_ns := item.get("places_confirmed_ns"):
         found.append(f"sizes are {units.ago(then_ns)} old: the server has not confirmed them since")
@@ -122,7 +122,6 @@ def _remarks(item: Mapping[str, Any]) -> list[str]:
 
 
 def _size(item: Mapping[str, Any]) -> str:
-    """Return the size of a pool, as far as it is known."""
     size, known = item.get("size_bytes") or 0, item.get("place_bytes") or {}
     assigned = item.get("assigned") or ()
     if all(volume in known for volume in assigned):
@@ -133,8 +132,8 @@ def _size(item: Mapping[str, Any]) -> str:
 def _free(item: Mapping[str, Any]) -> str:
     """Return the free space of a pool.
 
-    It is `unknown` for a pool on a server, and `-` for a pool of assigned devices or of unknown
-    size.
+    The result is `unknown` for a pool on a server. It is `-` for a pool of assigned devices or of
+    unknown size.
     """
     abilities = item.get("abilities", {})
     if abilities.get("shared"):

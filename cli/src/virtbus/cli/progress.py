@@ -1,7 +1,7 @@
 """Prints steps and a status line to stderr while a command waits.
 
-On a terminal, the last line shows the current state and is redrawn. Without a terminal, steps,
-reasons of waits and the progress of transfers are printed as lines.
+A terminal shows the steps, and redraws the last line with the current state. Without a terminal,
+steps, reasons of waits and the progress of transfers are printed as lines.
 """
 
 import os
@@ -19,7 +19,7 @@ _CLEAR = "\r\x1b[2K"
 
 
 class Steps:
-    """Prints a line per step with the time since the start, and a status line below them."""
+    """Prints a line for each step, with the time since the start, and a status line below."""
 
     def __init__(self, *, shown: bool, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -36,11 +36,9 @@ class Steps:
         return time.monotonic() - self._started
 
     def restart_clock(self) -> None:
-        """Count the time of steps from now on."""
         self._started = time.monotonic()
 
     def step(self, what: str, detail: str = "") -> None:
-        """Print a step on a line of its own."""
         if not self._shown:
             return
         at = output.paint(f"{self.elapsed_s:8.3f} s", "2", self._stream)
@@ -50,12 +48,11 @@ class Steps:
         self._draw()
 
     def status(self, text: str) -> None:
-        """Set the status line."""
         self._status = output.safe(text)
         self._draw()
 
     def transfer(self, what: str, done: int, total: int | None) -> None:
-        """Show the progress of a transfer: a bar on a terminal, or a line every few seconds."""
+        """Show the progress of a transfer as a bar. Without a terminal, print it every 5 s."""
         if not done:
             return
         text = bar(what, done, total)
@@ -66,7 +63,7 @@ class Steps:
             self._stream.write(f"{text}\n")
 
     def wait(self, why: str) -> None:
-        """Show the reason for a wait: in the status line, or as a line of its own."""
+        """Show the reason for a wait in the status line. Without a terminal, print a new reason."""
         if self._live:
             self.status(why)
         elif self._shown and why != self._waits:
@@ -75,11 +72,9 @@ class Steps:
         self._waits = why
 
     def tick(self) -> None:
-        """Redraw the status line, so that its clock advances."""
         self._draw()
 
     def close(self) -> None:
-        """Erase the status line."""
         if self._live:
             self._stream.write(_CLEAR)
             self._stream.flush()

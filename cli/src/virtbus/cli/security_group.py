@@ -130,7 +130,6 @@ def create(invocation: Invocation, *, name: str, namespace: str, **flags: Any) -
 
 
 def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a spec that the options give."""
     given = [word for word in ("selects", "all_vms", *DIRECTIONS, "isolates") if flags[word]]
     if flags["spec_file"] is not None:
         if given:
@@ -150,7 +149,7 @@ def _spec(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rule(direction: str, text: str) -> dict[str, Any]:
-    """Return a rule from its text; the controller checks the parts."""
+    """Return a rule from its text. The controller checks protocol, ports and peers."""
     what, at, peers = text.partition("@")
     protocol, _, ports = what.partition(":")
     if not protocol or (at and not peers):
@@ -256,12 +255,12 @@ def delete(invocation: Invocation, *, names: tuple[str, ...], namespace: str) ->
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each group."""
+    """Return a table of groups."""
     return output.table(HEADER, [_row(view) for view in views])
 
 
 def details(view: Mapping[str, Any]) -> str:
-    """Return the row of a group, its rules and its first members."""
+    """Return a group's row, its rules and its first members."""
     spec = view.get("spec") or {}
     lines = [table([view]), *(f"  {rule_text(rule)}" for rule in spec.get("rules") or ())]
     members = [output.safe(name) for name in view.get("members") or ()]
@@ -284,7 +283,7 @@ def _row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def selector_text(selector: Mapping[str, Any]) -> str:
-    """Return a selector as `kubectl` writes it."""
+    """Return a selector in kubectl's notation."""
     words = {"In": "in", "NotIn": "notin"}
     parts = [f"{key}={value}" for key, value in sorted((selector.get("labels") or {}).items())]
     for one in selector.get("expressions") or ():
@@ -297,7 +296,7 @@ def selector_text(selector: Mapping[str, Any]) -> str:
 
 
 def rule_text(rule: Mapping[str, Any]) -> str:
-    """Return a rule as the options of `create` take it, with its direction."""
+    """Return a rule's direction, and the rule in the notation of --ingress and --egress."""
     ports = ",".join(rule.get("ports") or ())
     peers = [*(rule.get("cidrs") or ()), *(f"{_GROUP}{one}" for one in rule.get("groups") or ())]
     what = f"{rule.get('protocol') or 'any'}{':' if ports else ''}{ports}"

@@ -17,7 +17,7 @@ from virtbus.cli.vm.target import namespace_filter, namespace_option
 _HERE = "virtbus.cli.snapshot"
 HEADER = ("NAMESPACE", "NAME", "OF", "STATE", "SIZE", "NODE", "AGE", "MESSAGE")
 STORED_S = 30.0
-"""Time within which a controller stores an operation's end in the operation's snapshot."""
+"""Within this time, a controller stores the end of an operation in the operation's snapshot."""
 
 
 @click.group(
@@ -135,7 +135,6 @@ def restore(
 
 
 def _accepted(invocation: Invocation, action: str, asked: dict[str, Any], *, wait: bool) -> None:
-    """Send a request that begins an operation; show the snapshot that the operation makes."""
     view = invocation.call("snapshot", action, asked)
     if not wait:
         invocation.show(view, lambda: table([view]))
@@ -146,7 +145,7 @@ def _accepted(invocation: Invocation, action: str, asked: dict[str, Any], *, wai
 
 
 def completed(invocation: Invocation, view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a snapshot after its operation. Wait up to STORED_S until the snapshot is updated.
+    """Return a snapshot after its operation. Wait up to STORED_S for the snapshot's update.
 
     Raises:
         CliError: the operation failed.
@@ -251,7 +250,7 @@ def delete(
 
 
 def table(views: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table with a row for each snapshot."""
+    """Return a table of snapshots."""
     return output.table(HEADER, [_row(view) for view in views])
 
 

@@ -18,11 +18,11 @@ from virtbus.cli.wire.session import Session
 GATHER_S = 0.4
 """Time for services to answer $SRV.INFO (ADR-32).
 
-No answer is marked as the last one, so the command always waits this long.
+The number of answers is unknown, so the command always waits for the full time.
 """
 SKEW_ALARM_S = 2.0
 FILL_ALARM = 0.8
-"""Controllers refuse to create VMs while a stream is filled to this part or more."""
+"""From this fill of a stream on, controllers refuse to create VMs."""
 AGE_ALARM_S = 60.0
 
 
@@ -76,7 +76,7 @@ def command(invocation: Invocation) -> None:
 
 
 def _reported_services(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return each service in the nodes' reports with its state, even if it does not answer."""
+    """Return each service in the nodes' reports with its state, even without an answer."""
     listed = value.get("nodes") or ()
     answering = {(str(one["name"]), str(one["node"])) for one in value["services"]}
     found: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ def _reported_services(value: Mapping[str, Any]) -> list[dict[str, Any]]:
         for service, report in sorted((node.get("services") or {}).items()):
             name = f"virtbus-{'nodeagent' if service == 'agent' else service}"
             where = str(node.get("node"))
-            # an answer without a node comes from this node if the bus has no other node
+            # An answer that names no node comes from this node, if the bus has no other node.
             here = (name, where) in answering or (len(listed) == 1 and (name, "") in answering)
             missing = _is_missing(report) and not here
             found.append(
@@ -101,14 +101,13 @@ def _reported_services(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_missing(report: Mapping[str, Any]) -> bool:
-    """Return True if the service itself reported nothing: the agent wrote only an error message."""
+    """Return True if the report is only the agent's error message, not the service's own report."""
     return (
         report.get("state") != "ready" and bool(report.get("message")) and not report.get("version")
     )
 
 
 def _services(session: Session) -> list[dict[str, Any]]:
-    """Return every service instance that answers $SRV.INFO."""
     found: list[dict[str, Any]] = []
 
     def receive(item: WireMessage) -> None:
@@ -137,7 +136,6 @@ def _services(session: Session) -> list[dict[str, Any]]:
 
 
 def _alarms(bus: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each problem that needs a person."""
     alarms = [
         f"stream {stream.get('name')} is {float(stream.get('fill') or 0):.0%} full:"
         " creates stop at 80 %; delete VMs or raise its limit"
@@ -165,7 +163,6 @@ def _alarms(bus: Mapping[str, Any]) -> list[str]:
 
 
 def _pending_s(bus: Mapping[str, Any]) -> float | None:
-    """Return for how many seconds the oldest pending VM has waited; None if there is none."""
     created_ns = bus.get("oldest_pending_created_ns")
     return None if not created_ns else max(0.0, (time.time_ns() - int(created_ns)) / units.NS)
 
@@ -187,7 +184,6 @@ def _page(value: Mapping[str, Any]) -> str:
 
 
 def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a row for each service that answers or is in a node's report, sorted."""
     reported = {(one["name"], one["node"]): one for one in _reported_services(value)}
     rows: list[tuple[str, ...]] = []
     for service in value["services"]:
@@ -205,8 +201,8 @@ def _service_rows(value: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 known["message"] or "",
             )
         )
-    # An answer without a node may come from any reported service of that name. So none of these
-    # services is "silent".
+    # An answer that names no node may come from any reported service of that name. So none of these
+    # services counts as silent.
     unplaced = {str(service["name"]) for service in value["services"] if not service["node"]}
     for one in reported.values():
         silent = one["state"] == "ready" and one["name"] not in unplaced
@@ -249,7 +245,7 @@ def _streams(streams: list[Mapping[str, Any]]) -> str:
 
 
 def _consumers(consumers: object) -> str:
-    """Return `name:pending` of each consumer; `consumers` may also be only their number."""
+    """Return `name:pending` of each consumer. `consumers` is a list, or only a number."""
     if not isinstance(consumers, list | tuple):
         return str(consumers or "-")
     texts = [

@@ -6,7 +6,7 @@ NS = 1_000_000_000
 
 
 def ago(then_ns: int | None) -> str:
-    """Return the time since `then_ns` (Unix), as a text of `duration`; "-" for None and 0."""
+    """Return the `duration` since the Unix time `then_ns`; "-" for None and 0."""
     if not then_ns:
         return "-"
     return duration(max(0.0, (time.time_ns() - then_ns) / NS))
@@ -40,7 +40,10 @@ def clock(at_ns: int) -> str:
 
 
 def size(count: int | None) -> str:
-    """Return a number of bytes in its largest binary unit: 256MiB, 1.5GiB; "-" for None."""
+    """Return a number of bytes in the largest fitting binary unit, for example 1.5GiB.
+
+    None becomes "-".
+    """
     if count is None:
         return "-"
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -52,7 +55,7 @@ def size(count: int | None) -> str:
 
 
 def digest(text: str) -> str:
-    """Return the first 12 digits of a digest `sha256:<hex>`, with its prefix."""
+    """Return the prefix and the first 12 digits of a digest `sha256:<hex>`."""
     return text[: len("sha256:") + 12]
 
 
@@ -60,7 +63,7 @@ def seconds_of(text: str) -> float:
     """Parse a time such as 90, 90s, 10m, 2h or 1d; return seconds.
 
     Raises:
-        ValueError: the text has another form, or the time is negative or not below 1e9 seconds.
+        ValueError: the text has another form, or the time is negative or at least 1e9 seconds.
     """
     factor = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
     seconds = float(text[:-1] if factor else text) * (factor or 1)

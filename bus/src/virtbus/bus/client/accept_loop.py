@@ -12,9 +12,9 @@ from virtbus.bus.runtime.tasks import background
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.1
-"""Pause after a failed accept. An accept fails while the process has no free file descriptor."""
+"""Pause after a failed accept, for example while the process has no free file descriptor."""
 Serve = Callable[[socket.socket, str], Coroutine[Any, Any, None]]
-"""Serves a connection from a source address, closes it, and releases the unit that it took."""
+"""Serves a connection from a source address, closes it, and releases its unit of the shares."""
 
 
 async def accept(
@@ -23,10 +23,7 @@ async def accept(
     serve: Serve,
     before: Callable[[], None] = lambda: None,
 ) -> None:
-    """Accept connections until cancelled. Each connection takes a unit of `shares` or is closed.
-
-    `before` is called for each connection, before the connection takes its unit.
-    """
+    """Accept connections until cancelled. Each connection takes a unit of `shares` or is closed."""
     async with background() as tasks:
         while True:
             connection, address = await accepted(listener)
@@ -38,7 +35,7 @@ async def accept(
 
 
 async def accepted(listener: socket.socket) -> tuple[socket.socket, Any]:
-    """Return the next connection and its address. Repeat a failed accept after PAUSE_S."""
+    """Return the next connection and its address."""
     loop = asyncio.get_running_loop()
     while True:
         try:

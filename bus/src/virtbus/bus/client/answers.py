@@ -22,7 +22,7 @@ HEADER_CHARS = 512
 
 
 def render(value: Any, *, as_json: bool) -> bytes:
-    """Return the body of a successful answer: `value` as JSON or msgpack, without an envelope."""
+    """Return `value` as the body of a successful answer, without an envelope."""
     if isinstance(value, Rendered):
         return value
     return encode_json(value) if as_json else encode(value)
@@ -82,8 +82,8 @@ def _no_room(error: FullError) -> VirtbusError:
 class Answers:
     """Sends the answers to one request, in the format (JSON or msgpack) of that request.
 
-    Each method that sends raises VirtbusError 413 if the answer is too large, and UnavailableError
-    without a connection.
+    `stream`, `last` and `refuse` raise VirtbusError 413 for an answer that is too large. Without a
+    connection they raise UnavailableError.
     """
 
     def __init__(self, link: Link, raw: Raw) -> None:
@@ -93,17 +93,15 @@ class Answers:
         self.streamed = False
 
     async def stream(self, value: Any) -> None:
-        """Send one of several answers."""
         self.streamed = True
         await self._send(render(value, as_json=self.as_json), {})
 
     async def last(self, value: Any) -> None:
-        """Send the final answer; send nothing if it is None and `stream` sent an answer before."""
+        """Send the final answer. None is not sent after an answer of `stream`."""
         if value is not None or not self.streamed:
             await self._send(render(value, as_json=self.as_json), {})
 
     async def refuse(self, error: VirtbusError) -> None:
-        """Send an error."""
         body, headers = render_error(error, as_json=self.as_json)
         await self._send(body, headers)
 

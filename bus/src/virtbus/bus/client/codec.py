@@ -1,7 +1,7 @@
 """Encodes envelopes and decodes answers.
 
-It decodes only the answers of services that the client itself called. `virtbus.schemas` decodes
-all other received bytes (`open_envelope`, `wire.decode`).
+Only answers to the client's own requests are decoded here. `virtbus.schemas` decodes all other
+received bytes (`open_envelope`, `wire.decode`).
 """
 
 import json
@@ -21,7 +21,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def _plain(value: Any) -> Any:
-    """Convert a pydantic model into a dict; msgpack calls this for types that it does not know."""
+    """Convert a pydantic model into a dict. msgpack calls this for types unknown to msgpack."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_defaults=True, by_alias=True)
     msg = f"a {type(value).__name__} cannot be sent"
@@ -29,13 +29,13 @@ def _plain(value: Any) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """Return nested plain values and models as msgpack bytes; lone surrogates become "?"."""
+    """Return plain values and models as msgpack. Lone surrogates in text become "?"."""
     packed: bytes = msgpack.packb(value, default=_plain, unicode_errors="replace")
     return packed
 
 
 def unpack_answer(body: bytes, content_type: str) -> Any:
-    """Return the value of an answer's body.
+    """Return the value of an answer's body; None for an empty body.
 
     Raises:
         BusError: the body does not match its Content-Type.

@@ -1,6 +1,6 @@
 """Builds the arguments of nats-py's `Client.connect`: login, trusted CA and time limits.
 
-It imports `nkeys` only for a login by nkey, and `ssl` only for TLS, because both load slowly.
+`nkeys` and `ssl` load slowly, so they are imported only if the login needs them.
 """
 
 import logging
@@ -9,17 +9,17 @@ from typing import Any
 
 from virtbus.bus.runtime.bus_settings import BusSettings
 
-# asyncio logs a harmless warning about eof_received whenever a TLS connection of nats-py ends
+# asyncio logs a harmless warning about eof_received at the end of each TLS connection of nats-py.
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in str(record.msg))
 
 PING_INTERVAL_S = 10
 MAX_OUTSTANDING_PINGS = 2
 ONE_OF_MANY_S = 0.8
-"""Connect timeout of each server if there are several: it leaves time to try the others."""
+"""Connect timeout of each of several servers. It leaves time to try all servers."""
 
 
 def public_key(settings: BusSettings) -> str:
-    """Return the public half of our nkey.
+    """Return the public key of the nkey in `settings`.
 
     Raises:
         ValueError: the seed is invalid.
@@ -48,10 +48,10 @@ def options(settings: BusSettings) -> dict[str, Any]:
 
 
 def patience(settings: BusSettings) -> dict[str, Any]:
-    """Return the arguments for time limits.
+    """Return the arguments for time limits and retries.
 
-    With them, nats-py retries the first connect, but never reconnects: the module `connection`
-    makes a new client instead.
+    nats-py retries the first connect. It does not reconnect: the module `connection` makes a new
+    client instead.
     """
     return {
         "allow_reconnect": False,

@@ -1,8 +1,8 @@
 """Keeps one connection to NATS. Only this module and `nats_client` import `nats`.
 
-nats-py's own reconnect is off: it would send buffered requests that have already failed, and it
-does not repair nats-py's watches and closed clients (docs/explanation/architecture.md). After a
-lost connection, this module makes a new client and subscribes again.
+nats-py's own reconnect is off, because it sends buffered requests that have already failed. It also
+leaves watches and closed clients broken (docs/explanation/architecture.md). After a lost
+connection, this module makes a new client and subscribes again.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ with lean_import():
 log = logging.getLogger(__name__)
 
 ATTEMPT_S = 2.0
-"""Time limit for connecting one new client. nats-py tries the servers repeatedly within it."""
+"""Time limit for connecting one new client. Within this time, nats-py tries the servers again."""
 FLUSH_S = 5
 CLOSE_S, GIVE_UP_S = 2.0, 0.3
-"""Time limits for closing a client: one that was connected, and one that never connected."""
+"""Time limits for closing a client that was connected, and a client that never connected."""
 LOOK_S = 1.0
 """Interval of checks for a closed client: nats-py does not always call closed_cb."""
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"")
 
 
 class _Subscribed:
-    """A requested subscription. `live` is its nats-py handle on the current client."""
+    """A requested subscription. `live` is nats-py's handle of the subscription, if connected."""
 
     def __init__(self, link: "NatsLink", subject: str, queue: str, receive: Receive) -> None:
         self._link = link
@@ -142,9 +142,10 @@ class NatsLink:
         self._refused.discard(subject.lower())
         try:
             await self._subscribe(client, subscribed)
-            await self._barrier(client)  # otherwise an immediate request could get 503
+            await self._barrier(client)  # without it, an immediate request could get 503
         except TimeoutError:
-            if client is self._client:  # otherwise the loss is known, and `_lost` is the next one's
+            # If the client was replaced, the loss is known, and `_lost` belongs to the new client.
+            if client is self._client:
                 self.fault = f"no PONG in {FLUSH_S} s"
                 self._lost.set()
         except (nats.errors.Error, OSError) as error:
@@ -154,22 +155,15 @@ class NatsLink:
             raise DeniedError(msg)
 
     async def forget(self, subscribed: _Subscribed) -> None:
-        """End a subscription."""
         self._subscribed.discard(subscribed)
         live, subscribed.live = subscribed.live, None
-        if live is not None:  # its client may still be connecting
+        if live is not None:  # possibly of a client that is still connecting
             with suppress(nats.errors.Error, OSError):
                 await live.unsubscribe()
 
     # --- supervision ----------------------------------------------------------------------
     async def first(self) -> None:
-        """Make the first connection.
-
-        Raises:
-            UnavailableError: there was no connection within `connect_timeout_s`.
-            DeniedError: the server rejects these credentials, or the only server's certificate is
-                not trusted.
-        """
+        """Make the first connection; raise the errors of `connect`."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 for delay_s in delays(0.1, 1.0):
@@ -187,7 +181,6 @@ class NatsLink:
             raise UnavailableError(msg) from None
 
     async def run(self) -> None:
-        """Replace the client whenever its connection is lost, until cancelled."""
         try:
             while True:
                 await self._end()
@@ -204,8 +197,8 @@ class NatsLink:
     async def _end(self) -> None:
         """Return when the client has closed, even if nats-py does not call closed_cb.
 
-        nats-py flushes before it calls closed_cb. If the server is gone, the flush raises, and
-        closed_cb is never called.
+        nats-py flushes first. If the server is gone, the flush raises, and nats-py never calls
+        closed_cb.
         """
         while self._client is not None and self._client.is_connected and not self._lost.is_set():
             await wait_for_event(self._lost, LOOK_S)
@@ -229,9 +222,9 @@ class NatsLink:
             notify()
 
     async def _attempt(self) -> bool:
-        """Connect one new client and repeat all subscriptions on it.
+        """Connect a new client with all subscriptions.
 
-        Return False on failure; `fault` is then the reason.
+        Return False on failure, with the reason in `fault`.
         """
         lost = asyncio.Event()
         try:
@@ -268,7 +261,7 @@ class NatsLink:
     async def _greet(
         self, client: DirectClient, settings: BusSettings, lost: asyncio.Event
     ) -> None:
-        """Connect and log in. Set `lost` when the connection ends. Raises nats-py's exceptions."""
+        """Connect; set `lost` when the connection ends. Raises nats-py's exceptions."""
 
         async def on_error(error: Exception) -> None:
             self._heard(error)
@@ -286,7 +279,7 @@ class NatsLink:
             closed_cb=on_closed,
         )
         if not client.is_connected:
-            # The first PONG was garbled: the client stays in "connecting" and never sends.
+            # After a garbled first PONG, the client stays in "connecting" and never sends.
             msg = "the greeting was garbled"
             raise nats.errors.Error(msg)
 
@@ -294,16 +287,16 @@ class NatsLink:
     async def _barrier(client: DirectClient) -> None:
         """Return when the server has processed everything that was sent.
 
-        nats-py's flush sends its PING before data that its flusher task has not written yet. One
-        turn of the event loop lets the flusher run first.
+        nats-py's flush sends PING at once, before data that the flusher task has not written yet.
+        One turn of the event loop lets the flusher task run first.
         """
         await asyncio.sleep(0)
-        # Shielded: if a flush is cancelled, its PONG ends nats-py's read loop.
+        # Shielded, because the PONG of a cancelled flush ends nats-py's read loop.
         await asyncio.shield(client.flush(FLUSH_S))
 
     async def _subscribe(self, client: DirectClient, one: _Subscribed) -> None:
         one.live = await client.listen(one.subject, one.receive, one.queue)
-        # A subscription that was closed meanwhile must not take messages of its queue group.
+        # A subscription that was closed during the await must not take its queue group's messages.
         if one not in self._subscribed:
             await self.forget(one)
 
@@ -345,7 +338,7 @@ async def connect(settings: BusSettings, *, name: str) -> AsyncIterator[NatsBus]
     await link.first()
     async with background() as tasks:
         tasks.start(link.run())
-        await asyncio.sleep(0)  # `run` closes the client at its end, so it must have begun
+        await asyncio.sleep(0)  # `run` must begin, because its end closes the client
         bus = NatsBus(link, settings.resolved(), name, tasks)
         try:
             yield bus

@@ -1,6 +1,6 @@
-"""Rewinds the JetStream consumer of a watch, so that it delivers the list of all keys again.
+"""Rewinds the JetStream consumer of a watch. The consumer then delivers all keys again.
 
-The consumer is an `OwnConsumer`, made here for one watch, or a node's durable `NodeConsumer`.
+A watch has an ephemeral `OwnConsumer`, or uses a node's durable `NodeConsumer`.
 """
 
 import secrets
@@ -30,7 +30,7 @@ def node_consumer(node: str, service: str) -> str:
 
 
 class OwnConsumer:
-    """An ephemeral consumer in memory with one replica. It keeps its name when it is rewound."""
+    """An ephemeral consumer in memory with one replica. `rewind` keeps the consumer's name."""
 
     def __init__(self, call: JetStreamCall, filters: tuple[str, ...], owner: str) -> None:
         self._call = call
@@ -51,7 +51,7 @@ class OwnConsumer:
 
     async def rewind(self) -> int:
         if self._made:
-            await self.close()  # a create of an existing consumer would not begin its list again
+            await self.close()  # creating an existing consumer would not begin its list again
         self._made = True
         config: dict[str, Any] = {
             "name": self._name,
@@ -85,7 +85,7 @@ class OwnConsumer:
 class NodeConsumer:
     """The durable consumer `n-<node>-<service>` of bucket `vm`.
 
-    A controller creates it when the node joins. This class only rewinds it.
+    A controller creates this consumer when the node joins.
     """
 
     stays = True
@@ -99,10 +99,9 @@ class NodeConsumer:
         return f"$JS.API.CONSUMER.MSG.NEXT.KV_vm.{self._name}"
 
     async def rewind(self) -> int:
-        """Reset the consumer to sequence 1, so that it delivers the node's keys again.
+        """Reset the consumer to sequence 1; return the number of messages in the new list.
 
-        Return the number of messages in the new list: the messages still pending, and the messages
-        that an open pull has received since the reset.
+        Messages that an open pull has received since the reset count, too.
 
         Raises:
             BusError: the consumer does not exist yet, or the call fails.

@@ -65,6 +65,6 @@ class CoreMessages:
     def serve(
         self, info: ServiceInfo, endpoints: Sequence[Endpoint]
     ) -> AbstractAsyncContextManager[None]:
-        from virtbus.bus.client.endpoints import serving  # a plain client need not load it
+        from virtbus.bus.client.endpoints import serving  # only services need this module
 
         return serving(self._link, info, endpoints)

@@ -51,7 +51,7 @@ class Discovery:
         self._started = datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
     async def open(self) -> list[Subscription]:
-        """Subscribe to every level of each verb: all services, this name, this instance."""
+        """Subscribe to each verb in three forms: all services, this name, this instance."""
         tails = ("", f".{self._info.name}", f".{self._info.name}.{self._id}")
         return [
             await self._link.open(f"$SRV.{verb}{tail}", self._receive)

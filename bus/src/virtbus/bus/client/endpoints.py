@@ -27,20 +27,23 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_MS = 30_000
-"""Timeout of a request that states no timeout."""
 STOP_S = 1.0
-"""Time that running requests have to finish when the service stops."""
+"""Time limit for running requests to finish when the service stops."""
 HELD_BYTES = 64 * 1024 * 1024
-"""Maximum bytes of requests that a service processes or queues at one time.
+"""Maximum bytes of all requests that a service processes or queues at one time.
 
-Decoded requests take a few times as much memory.
+Decoded requests need a few times as much memory.
 """
 ASKED_BYTES = 1024
 """Bytes counted for a request in addition to its body."""
 
 
 def open_request(body: bytes, most_values: int) -> Envelope:
-    """Return the envelope of a request; raise VirtbusError 400 if malformed, 413 if too large."""
+    """Return the envelope of a request.
+
+    Raises:
+        VirtbusError: 400 if the request is malformed, 413 if it is too large.
+    """
     try:
         return open_envelope(body, most_values)
     except VirtbusError:
@@ -52,7 +55,7 @@ def open_request(body: bytes, most_values: int) -> Envelope:
 
 
 def refuse_late(deadline_s: float) -> None:
-    """Raise VirtbusError 504 after a request's deadline: the requester no longer waits."""
+    """Raise VirtbusError 504 if a request's deadline has passed."""
     if asyncio.get_running_loop().time() > deadline_s:
         raise _late()
 
@@ -61,8 +64,8 @@ def refuse_late(deadline_s: float) -> None:
 async def in_time(deadline_s: float) -> AsyncIterator[None]:
     """Cancel the body of the context at a request's deadline, and raise VirtbusError 504.
 
-    Use it for work that must not complete late: after the deadline, another instance may refuse the
-    repeated request, and the requester then believes that nothing was done.
+    Use it for work that must not complete late. After the deadline, the requester may repeat the
+    request to another instance. A refusal there makes the requester believe that nothing was done.
     """
     limit = asyncio.timeout_at(deadline_s)
     try:
@@ -81,7 +84,7 @@ def _late() -> VirtbusError:
 
 
 def _given_up() -> VirtbusError:
-    """Return the error for a request that waited for shared work which was then cancelled."""
+    """Return the error of a request that waited for shared work, if that work was cancelled."""
     message = "the work that the request waited for was abandoned; repeat it"
     return VirtbusError(Code.UNAVAILABLE, "given_up", message)
 
@@ -97,7 +100,7 @@ _INBOXES = ("_INBOX", "_R_.")
 def is_confined(reply: str) -> bool:
     """Return True if the reply subject is an inbox or empty.
 
-    A service has more rights than its requesters: an answer to `$KV…` would be a write (BUS-06).
+    A service has more rights than its requesters. An answer to `$KV…` would write a key (BUS-06).
     """
     return not reply or reply.startswith(_INBOXES)
 
@@ -106,8 +109,8 @@ def is_confined(reply: str) -> bool:
 class _Asked:
     """A request with its arrival time (on the loop's clock), account and size.
 
-    `raw` is emptied after decoding: a parked request (see `EndpointServer`) may wait for hours, and
-    would hold its body.
+    Decoding empties `raw`: a parked request (see `EndpointServer`) may wait for hours, and its body
+    would occupy memory.
     """
 
     raw: Raw
@@ -119,8 +122,8 @@ class _Asked:
 class EndpointServer:
     """Serves one endpoint: `limit` requests have a slot, `backlog` wait, further requests get 429.
 
-    Slots, places in the queue and bytes are shared fairly among accounts. If a handler returns a
-    Future, the request is parked: it keeps its slot until the Future is done, but uses no task.
+    Accounts share slots, queue and bytes fairly. If a handler returns a Future, the request is
+    parked: it needs no task, and keeps its slot until the Future is done.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class EndpointServer:
         self._places = FairShares(endpoint.backlog)
         self._backlog: FairQueue[_Asked] = FairQueue()
         self._runnable: FairQueue[_Asked] = FairQueue()
-        """Requests with a slot that wait until fewer handlers run."""
+        """Requests that have a slot, and wait until fewer handlers run."""
         self._running = 0
         self.tally = Tally(endpoint.name, endpoint.subject, endpoint.queue or "")
 
@@ -161,7 +164,7 @@ class EndpointServer:
             self._tasks.start(self._busy(raw, min(after_ms, 10_000)))
 
     def _accept(self, asked: _Asked) -> bool:
-        """Start or queue a request; return False if its account, or all accounts, have too many."""
+        """Start or queue a request; return False if the limits allow neither."""
         account, size_bytes = asked.account, asked.size_bytes
         if not self._held.take(account, size_bytes):
             return False
@@ -178,7 +181,6 @@ class EndpointServer:
         return True
 
     def _start(self, asked: _Asked) -> None:
-        """Run the handler of a request with a slot, or queue it if too many handlers run."""
         if self._running < (self._endpoint.running or self._endpoint.limit):
             self._running += 1
             self._tasks.start(self._work(asked))
@@ -195,7 +197,6 @@ class EndpointServer:
         await self._refuse(Answers(self._link, raw), error)
 
     async def _work(self, first: _Asked) -> None:
-        """Process `first`, and then waiting requests until none of them may run."""
         asked: _Asked | None = first
         try:
             while asked is not None:
@@ -214,7 +215,7 @@ class EndpointServer:
         self._held.release(asked.account, asked.size_bytes)
 
     def _next(self) -> _Asked | None:
-        """Give a slot to the next waiting request and return it; None if none can get a slot."""
+        """Return the next waiting request, with a slot; None if no request can get a slot."""
         for account in self._backlog.callers() if self._backlog else ():
             if self._slots.take(account):
                 self._places.release(account)
@@ -222,7 +223,7 @@ class EndpointServer:
         return None
 
     async def _one(self, asked: _Asked) -> bool:
-        """Answer one request; return True if it is parked. Raises nothing but CancelledError."""
+        """Answer one request; return True if it is parked. Raises only CancelledError."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         answers = Answers(self._link, asked.raw)
@@ -245,13 +246,12 @@ class EndpointServer:
     def _unpark(
         self, asked: _Asked, answers: Answers, started_s: float, parked: "asyncio.Future[None]"
     ) -> None:
-        """End a parked request: free its slot, report its error, start a waiting request."""
         self._release(asked)
         took_s = asyncio.get_running_loop().time() - started_s
         error = _given_up() if parked.cancelled() else parked.exception()
         if error is None:
             self.tally.done(took_s, "")
-        with suppress(RuntimeError):  # the server has ended: requesters repeat their requests
+        with suppress(RuntimeError):  # after the server's end, requesters repeat their requests
             if isinstance(error, Exception):
                 self._tasks.start(self._unparked(answers, error, took_s))
             waiting = self._next()
@@ -275,7 +275,6 @@ class EndpointServer:
         return None
 
     async def _failed(self, answers: Answers, error: Exception) -> str:
-        """Report a failure to the requester; return the text for the endpoint's statistics."""
         refusal = refusal_of(error, self._endpoint.subject)
         await self._refuse(answers, refusal)
         return f"{refusal.code}: {refusal.reason}"
@@ -299,7 +298,6 @@ class EndpointServer:
 
 
 def _request(asked: _Asked, answers: Answers, most_values: int) -> Request:
-    """Return the decoded request; raise the errors of `open_request`, or 504 if it is late."""
     raw = asked.raw
     frame = open_request(raw.body, most_values)
     deadline_s = asked.received_s + (frame.timeout_ms or DEFAULT_TIMEOUT_MS) / 1000
@@ -322,7 +320,7 @@ def _request(asked: _Asked, answers: Answers, most_values: int) -> Request:
 async def serving(
     link: Link, info: ServiceInfo, endpoints: Sequence[Endpoint]
 ) -> AsyncIterator[None]:
-    """Answer requests while the context is open. At its end, running requests may take STOP_S."""
+    """Answer requests while the context is open. Then wait up to STOP_S for running requests."""
     async with background() as tasks:
         held = FairShares(HELD_BYTES)
         served = [EndpointServer(link, endpoint, tasks, held) for endpoint in endpoints]

@@ -9,7 +9,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class EventRecorder:
-    """Emits events without waiting until they are stored; a failure is not raised."""
+    """Emits events without waiting until they are stored, and without raising errors."""
 
     def __init__(self, bus: Bus, service: str, node: str = "") -> None:
         self._bus = bus
@@ -17,12 +17,12 @@ class EventRecorder:
         self._node = node
 
     def event(self, kind: EventKind, **fields: Any) -> Event:
-        """Return an event; `fields` override the defaults: this service, its node, the time."""
+        """Return an event. `fields` override its service, node and time."""
         own = {"service": self.service, "node": self._node, "at_ns": self._bus.sources.time_ns()}
         return Event(kind=kind, **(own | fields))
 
     def about(self, kind: EventKind, record: VmRecord, **fields: Any) -> Event:
-        """Return an event about a VM. If the service has no node, the record's node is used."""
+        """Return an event about a VM. A service without a node takes the node of `record`."""
         return self.event(
             kind,
             uid=record.uid,
@@ -34,7 +34,7 @@ class EventRecorder:
         )
 
     def emit(self, event: Event, message_id: str = "") -> None:
-        """Emit an event, unless a recent one has the same subject and message id.
+        """Emit an event. Ignore it if a recent event has the same subject and message id.
 
         The default of `message_id` consists of uid, epoch, generation, kind and reason.
         """

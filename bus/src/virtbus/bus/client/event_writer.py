@@ -1,8 +1,8 @@
 """Stores events in the background, so that no request waits until its event is stored.
 
-The event stream drops a message whose id it has already seen from any node. So the writer chooses a
-random message id, which no other sender can have used. A retry repeats the random id, so the event
-is stored once. Emitters and readers compare the event's own id, which is in its body.
+The event stream drops a message whose id any node has used before. So the writer chooses a random
+id for the server, which a retry repeats. The event's own id is in the body: emitters and readers
+compare that id.
 """
 
 import asyncio
@@ -20,34 +20,31 @@ from virtbus.bus.runtime.tasks import wait_for_event
 log = logging.getLogger(__name__)
 
 CAPACITY = 16_384
-"""Maximum number of queued events, about 16 MB. The events of 10,000 creates by two controllers
-fit."""
+"""Maximum number of queued events, about 16 MB: enough for 10,000 creates by two controllers."""
 AT_ONCE = 256
-"""Maximum number of events that are being stored at one time."""
 SAME_S = 600.0
-"""Within this time, a connection stores an event with the same subject and id only once."""
+"""Within this time, a connection stores events with the same subject and id only once."""
 REMEMBERED = 4096
 """Number of recent events that a connection compares for SAME_S."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedEvent:
-    """An event in the queue."""
+    """An event that waits to be stored."""
 
     subject: str
     body: bytes
     message_id: str
-    """The event's own id. A step that is repeated emits the same id again."""
+    """The event's own id. A repeated step emits the same id again."""
     headers: dict[str, str]
     stored_id: str
-    """The message id for the server."""
 
 
 def stored_id(subject: str, message_id: str) -> str:
     """Return the id by which the stream recognises a retry.
 
-    The id is random if nodes write to the stream, too. Only controllers write dead letters. A dead
-    letter keeps `message_id`, so it is stored once even if several controllers report it.
+    The id is random for a stream that nodes write to. Only controllers write dead letters. A dead
+    letter keeps `message_id`, so reports by several controllers are stored once.
     """
     return random_token().hex() if shared(subject) else message_id
 
@@ -58,7 +55,7 @@ def shared(subject: str) -> bool:
 
 
 class RecentEvents:
-    """Remembers recently emitted events, so that a repeated step stores one event."""
+    """Remembers recently emitted events, so that a repeated step stores its event once."""
 
     def __init__(self) -> None:
         self._at_s: Recent[tuple[str, str], float] = Recent(REMEMBERED)
@@ -86,7 +83,6 @@ class EventWriter:
         self.dropped = 0
 
     def add(self, event: QueuedEvent) -> None:
-        """Queue an event, unless it was emitted recently."""
         if self._recent.again(event.subject, event.message_id, asyncio.get_running_loop().time()):
             return
         if len(self._queue) >= CAPACITY:
@@ -98,13 +94,13 @@ class EventWriter:
 
     def _drop(self, why: str) -> None:
         self.dropped += 1
-        if self.dropped & (self.dropped - 1) == 0:  # 1, 2, 4, 8 …: keeps the log short
+        if self.dropped & (self.dropped - 1) == 0:  # logs only the counts 1, 2, 4, 8 …
             log.warning(
                 "%d events dropped so far: %s", self.dropped, why, extra={"code": "facts_dropped"}
             )
 
     async def pump(self) -> None:
-        """Store events until cancelled, in the order of emission unless one is retried."""
+        """Store events until cancelled. Retries change the order of events."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()
@@ -114,7 +110,6 @@ class EventWriter:
                     group.create_task(self._drain())
 
     async def _drain(self) -> None:
-        """Store queued events, one after the other, until the queue is empty."""
         try:
             while self._queue:
                 await self._store(self._queue.popleft())
@@ -124,10 +119,6 @@ class EventWriter:
                 self._idle.set()
 
     async def _store(self, event: QueuedEvent) -> None:
-        """Store one event, with retries; drop it if the bus refuses it.
-
-        The stream drops a repeated `stored_id`, so a retry is harmless.
-        """
         for delay_s in delays(0.1, 5.0):
             try:
                 await self._records.store(

@@ -7,17 +7,17 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 GREED = 3
-"""A caller may take units while it has less than this many times the number of free units.
+"""A caller may take units while its own units are fewer than GREED times the free units.
 
-A caller that is alone gets three quarters of all units.
+A single caller gets three quarters of all units.
 """
 
 
 class FairShares:
     """`total` units, which callers take and release.
 
-    A caller with many units is refused earlier than one with few. So later callers find free units.
-    A caller with an empty name is one of our own services; only `total` limits it.
+    A caller with many units is refused earlier than a caller with few units. So later callers find
+    free units. The empty name stands for virtbus's own services: only `total` limits them.
     """
 
     def __init__(self, total: int) -> None:
@@ -26,7 +26,7 @@ class FairShares:
         self.held = 0
 
     def take(self, caller: str, amount: int = 1) -> bool:
-        """Take `amount` units (at least one); return False if the caller may not have them."""
+        """Take `amount` (≥ 1) units; return False if the caller may not have them."""
         free = self._total - self.held
         if amount > free:
             return False
@@ -39,13 +39,12 @@ class FairShares:
         return True
 
     def exceed(self, caller: str) -> None:
-        """Take one unit beyond the limits: the caller is about to release another unit."""
+        """Take one unit without a limit. Use it if the caller will soon release another unit."""
         self.held += 1
         if caller:
             self._held[caller] = self._held.get(caller, 0) + 1
 
     def release(self, caller: str, amount: int = 1) -> None:
-        """Give `amount` units back."""
         self.held -= amount
         if caller:
             left = self._held[caller] - amount
@@ -65,19 +64,15 @@ class FairQueue(Generic[T]):
         return bool(self._waiting)
 
     def add(self, caller: str, item: T) -> None:
-        """Add an item behind the caller's other items."""
         self._waiting.setdefault(caller, deque()).append(item)
 
     def callers(self) -> Iterator[str]:
-        """Return the callers that have items, in the order of their turns."""
         return iter(tuple(self._waiting))
 
     def next(self) -> T | None:
-        """Remove and return the oldest item of the caller whose turn it is; None if empty."""
         return self.take(next(iter(self._waiting))) if self._waiting else None
 
     def take(self, caller: str) -> T:
-        """Remove and return a caller's oldest item; the caller then goes behind all others."""
         items = self._waiting.pop(caller)
         item = items.popleft()
         if items:

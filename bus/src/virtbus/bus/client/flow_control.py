@@ -1,13 +1,13 @@
 """Counts the bytes of one end of a byte stream for flow control (ADR 0023), without I/O.
 
-Both directions count bytes from 0. A limit is an absolute position, so a repeated or late limit is
-harmless. Each piece states its position, so the receiver notices a lost piece.
+Each direction counts its bytes from 0. A limit is an absolute position, so a repeated or late limit
+is harmless. Each piece states its position, so the receiver notices a lost piece.
 """
 
 WINDOW_BYTES = 256 * 1024
-"""A client's window of unread bytes: it allows 256 MB/s at 1 ms of round trip, 5 MB/s at 50 ms."""
+"""A client's window of unread bytes. It allows 256 MB/s at 1 ms round trip, and 5 MB/s at 50 ms."""
 CHUNK_BYTES = 32 * 1024
-"""Maximum bytes in one message, far below NATS' 1 MB, so that other messages wait only briefly."""
+"""Maximum bytes in one message. Far less than NATS's 1 MB, so that other messages wait briefly."""
 KEEP_ALIVE_S = 10.0
 """Each end sends a keep-alive at least this often."""
 SILENT_S = 30.0
@@ -19,7 +19,7 @@ class BrokenStreamError(Exception):
 
 
 class FlowControl:
-    """The counters of one end, for both directions. `window` limits the received, unread bytes."""
+    """The counters of one end for both directions. `window` limits received bytes not yet read."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -31,21 +31,19 @@ class FlowControl:
 
     # --- sending -----------------------------------------------------------------------------
     def limited(self, upto: int) -> None:
-        """Record the position up to which the other end accepts bytes."""
         self._limit = max(self._limit, upto)
 
     @property
     def room(self) -> int:
-        """Return how many bytes may be sent now in one piece."""
+        """Return the bytes that one piece may have now."""
         return min(self.room_whole, CHUNK_BYTES)
 
     @property
     def room_whole(self) -> int:
-        """Return how many bytes a datagram may have now; a datagram is never split."""
+        """Return the bytes that one datagram may have now. A datagram is never split."""
         return self._limit - self._sent
 
     def sending(self, size: int) -> int:
-        """Count a piece of `size` bytes that is sent; return its position."""
         at, self._sent = self._sent, self._sent + size
         return at
 
@@ -60,7 +58,7 @@ class FlowControl:
         """Count a received piece. With `may_miss` (datagrams), earlier pieces may be missing.
 
         Raises:
-            BrokenStreamError: an earlier piece is missing, the position is in an earlier piece, or
+            BrokenStreamError: an earlier piece is missing, the piece overlaps an earlier piece, or
                 the window is exceeded.
         """
         if not size:

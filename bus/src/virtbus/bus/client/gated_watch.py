@@ -1,4 +1,4 @@
-"""Adds a gate (`ports.Gate`) to a watch of a MemoryBus. The watch awaits it before each list."""
+"""Adds a gate (`ports.Gate`) to a watch of a MemoryBus. The gate precedes each list."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ RETRY_S = 0.5
 
 
 class GatedWatch:
-    """Implements `ports.Watch`: it passes on a RESET only after the gate has returned."""
+    """A `ports.Watch` that delivers a RESET only after the gate has returned."""
 
     def __init__(self, watch: Watch, gate: Gate) -> None:
         self._watch = watch

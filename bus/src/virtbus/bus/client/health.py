@@ -1,7 +1,7 @@
 """Checks a service in its container: `python -m virtbus.bus.client.health CREDS [--alive FILE] …`.
 
-It logs in to the bus with the service's own credentials and checks the service's files and sockets.
-It exits with 0, or prints the reason and exits with 1.
+The check logs in to the bus with the service's own credentials, and looks at the service's files
+and sockets. The exit code is 0, or 1 after a printed reason.
 """
 
 import argparse
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from virtbus.bus.client.nats_bus import NatsBus
 
 MAX_AGE_S = 12.0
-"""Greatest age of the `--alive` file: four times the interval at which a service touches it."""
+"""Greatest age of the `--alive` file. A service touches this file every 3 s."""
 TIMEOUT_S = 4.0
 SO_ACCEPTCON = 0x10000
 """Flag of a listening socket in /proc/net/unix (linux/net.h)."""
@@ -31,7 +31,7 @@ _LISTED = re.compile(
     rb"^[0-9a-f]+: [0-9A-F]{8} [0-9A-F]{8} ([0-9A-F]{8}) [0-9A-F]{4} [0-9A-F]{2} +[0-9]+ (.+)$",
     re.MULTILINE,
 )
-"""A socket with a name in /proc/net/unix. Abstract names may have any bytes, also line breaks."""
+"""A named socket in /proc/net/unix. Abstract names may contain any byte, even a line break."""
 
 
 async def unhealthy(arguments: argparse.Namespace) -> str:
@@ -64,9 +64,9 @@ def _stale(path: Path) -> str:
 def _unserved(path: Path) -> str:
     """Return the reason if no process listens on the socket; empty if a process listens.
 
-    It does not connect, because the service would log a peer that sends nothing. The kernel lists a
-    socket by the path to which it was bound. netd binds `wrapper.part` and then renames it, so the
-    suffix is not compared.
+    A connection is no test, because the service would log a peer that sends nothing. The kernel
+    lists the path to which a socket was bound. netd binds `wrapper.part` and then renames the
+    socket, so the suffix is not compared.
     """
     for listed in _LISTED.finditer(Path("/proc/net/unix").read_bytes()):
         bound = Path(os.fsdecode(listed[2]))
@@ -77,7 +77,6 @@ def _unserved(path: Path) -> str:
 
 
 async def _bus(settings: BusSettings, subject: str) -> str:
-    """Return why the login fails or nobody listens on the subject; empty if neither is the case."""
     if settings.nkey_seed or settings.ca:
         return await _secured_bus(settings, subject)
     who = (settings.user, settings.password)
@@ -94,7 +93,7 @@ async def _bus(settings: BusSettings, subject: str) -> str:
 
 
 async def _secured_bus(settings: BusSettings, subject: str) -> str:
-    """Check with the client of the services, which speaks TLS and nkeys, but loads slowly."""
+    """Check with the services' own client. It loads slowly, but `probes` lacks TLS and nkeys."""
     from virtbus.bus.client.connection import connect
 
     brief = replace(settings, connect_timeout_s=TIMEOUT_S / 2)
@@ -106,7 +105,7 @@ async def _secured_bus(settings: BusSettings, subject: str) -> str:
 
 
 async def _unheard(bus: "NatsBus", subject: str) -> str:
-    """Return the reason if a request has no responder; any answer, or a late one, is enough."""
+    """Return the reason if a request has no responder. Any answer is enough, even a timeout."""
     from virtbus.schemas.errors import VirtbusError
 
     try:
@@ -119,7 +118,7 @@ async def _unheard(bus: "NatsBus", subject: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the arguments."""
+    """Return the parser of the command line."""
     one = argparse.ArgumentParser(prog="virtbus.bus.client.health")
     one.add_argument("creds", type=Path, help="credentials of the service")
     one.add_argument("--ready", type=Path, help="file that has to exist")

@@ -1,8 +1,8 @@
 """Imports nats-py without the parts that the bus does not use.
 
-nats-py always imports its JetStream layer, and aiohttp (for websockets) if installed. These two
-take 280 of 330 ms of the import, in every `virtbus` command. The bus needs neither: it calls
-JetStream's API itself, over plain TCP. nats-py's client needs only three header names of `nats.js`.
+nats-py imports its JetStream layer, and aiohttp (for websockets) if installed. Both together take
+280 of 330 ms of the import, in each `virtbus` command. This package calls JetStream's API itself,
+over TCP, and needs neither. nats-py's client needs only three header names of `nats.js`.
 """
 
 import sys
@@ -22,9 +22,9 @@ class Header(StrEnum):
 
 @contextmanager
 def lean_import() -> Iterator[None]:
-    """Replace unused modules by stand-ins while the context is open; keep modules already loaded.
+    """Replace unused modules by stand-ins while the context is open. Loaded modules stay.
 
-    Afterwards a real `import nats.js` or `import aiohttp` works.
+    After the context, a real `import nats.js` or `import aiohttp` works.
     """
     api = ModuleType("nats.js.api")
     api.__dict__["Header"] = Header

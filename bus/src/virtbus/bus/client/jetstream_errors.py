@@ -14,17 +14,17 @@ STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
 CONSUMER_NOT_FOUND = 10014
 CONSUMER_DIFFERS = 10012
-"""A consumer cannot be created. The error's text says if the cause is an existing consumer with
-another storage."""
+"""A consumer cannot be created. The error's text names the cause, for example an existing consumer
+with another storage."""
 NO_PEERS = 10005
-"""The cluster has fewer servers than the stream needs for its replicas."""
+"""The cluster has fewer servers than the stream has replicas."""
 _FULL = frozenset({10023, 10028, 10047, 10054, 10122})
-"""Codes of: no resources, no memory, no storage, message over max_msg_size, stream over the
-account's limit."""
+"""No resources, no memory, no storage, message over max_msg_size, stream over the account's
+limit."""
 _IN_FLIGHT = frozenset({10158, 10164})
-"""The cluster has not committed an earlier write of this message id, or of this subject, yet.
+"""The cluster has not yet committed an earlier write of the same message id or subject.
 
-The requester repeats a single write. A batch is not repeated: there 10164 counts as a conflict.
+The requester repeats a single write. In a batch, which is not repeated, 10164 is a conflict.
 """
 _NOBODY = "nobody answers for this stream: its servers elect a leader, or it does not exist"
 _ERROR = re.compile(rb'\{(?:"type":"[\w.]+",)?"error":\{"code":(\d+),"err_code":(\d+),')
@@ -41,16 +41,14 @@ class ApiError(BusError):
 
 
 class QueuedError(ApiError):
-    """The stream keeps one message per subject, and has one of this subject already."""
+    """The stream keeps one message per subject, and already has a message of this subject."""
 
 
 def why_again(raw: Raw) -> str:
-    """Return why this answer is inconclusive, so that the request must be repeated.
+    """Return the reason why the request must be repeated; empty for a conclusive answer.
 
-    The reason is empty for a conclusive answer.
-
-    An error is recognised by the first bytes of JetStream's JSON. The answer to a direct get is a
-    stored value: a msgpack map, which never begins with these bytes.
+    The first bytes of JetStream's JSON mark an error. A direct get answers with a stored value: a
+    msgpack map, which never begins with these bytes.
     """
     if raw.status == "503":
         return _NOBODY
@@ -68,7 +66,7 @@ def answer_of(raw: Raw) -> dict[str, Any]:
 
     Raises:
         UnavailableError: no server answers for the stream (during an election, or because the
-            stream does not exist), or JetStream answers 503 with a code that has no class below.
+            stream does not exist), or JetStream answers 503 with a code without its own class.
         ConflictError, DeniedError, FullError, ApiError: JetStream refused the call.
         BusError: the answer cannot be read.
     """
@@ -90,7 +88,7 @@ def answer_of(raw: Raw) -> dict[str, Any]:
 
 
 def refusal(http: int, code: int, text: str) -> BusError:
-    """Return the exception for an error answer."""
+    """Return the exception for an error of JetStream."""
     if code in WRONG_LAST_SEQUENCE:
         return ConflictError(text)
     if code == STORE_FAILED and "per subject" in text:

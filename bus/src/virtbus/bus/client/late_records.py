@@ -1,8 +1,7 @@
 """Notes late records: a requester has them, but the node's watch has not delivered them yet.
 
-The bus may have an older record of a VM than the requester, for example after a restore, or a
-record that this version cannot read. Then the watch never delivers the requester's record. Only a
-list that begins after the request proves this.
+The watch may never deliver the requester's record: after a restore of the bus, the stored record
+may be older, or this version cannot read it. A list that begins after the request proves this.
 """
 
 from collections.abc import Callable, Container
@@ -15,26 +14,24 @@ Age = tuple[int, int]
 class _Late(NamedTuple):
     age: Age
     after_list: int
-    """A list with a higher number began later than the request."""
+    """Number of the last list before the request."""
 
 
 class LateRecords:
-    """Notes late records, and requests the lists that decide about them."""
+    """Notes late records, and requests the lists that prove them undeliverable."""
 
     def __init__(self) -> None:
         self.relist: Callable[[], None] = lambda: None
         self._late: dict[str, _Late] = {}
         self._begun = 0
-        """The number of lists that have begun."""
         self._listing = False
 
     def begin(self) -> None:
-        """Note that a list begins."""
         self._begun += 1
         self._listing = True
 
     def complete(self, listed: Container[str]) -> None:
-        """Note that a list is complete. Request another list if a record was noted meanwhile."""
+        """Note that a list is complete. If a record was noted during the list, request another."""
         self._listing = False
         self._late = {
             uid: late
@@ -45,10 +42,7 @@ class LateRecords:
             self.relist()
 
     def note(self, uid: str, age: Age) -> None:
-        """Note a late record and request a list, unless the record is noted already.
-
-        While a list runs, `complete` makes the request.
-        """
+        """Note a late record and request a list. During a list, `complete` makes the request."""
         known = self._late.get(uid)
         if known is not None and known.age >= age:
             return

@@ -27,9 +27,9 @@ class Raw:
     def status(self) -> str:
         """Return the NATS status (`100` heartbeat, `404`, `503`); empty in a stored message.
 
-        A sender can put any status into a message that it stores. A consumer delivers a stored
-        message with a reply subject, and a direct get with the header `Nats-Sequence`, which the
-        server sets last. The server's own statuses have neither.
+        The sender of a stored message can forge a status. A consumer delivers a stored message with
+        a reply subject, and a direct get with the header `Nats-Sequence`. The server sets this
+        header last. The server's own statuses have neither.
         """
         if self.reply or SEQUENCE in self.headers:
             return ""
@@ -41,16 +41,16 @@ Receive = Callable[[Raw], None]
 
 
 class Subscription(Protocol):
-    """An open subscription; it survives reconnects."""
+    """An open subscription. It survives reconnects."""
 
     async def close(self) -> None:
         """End the subscription; no more messages are delivered."""
 
 
 class Link(Protocol):
-    """A supervised connection: after a loss it is made again, with every subscription.
+    """A connection that is made again after a loss, with all its subscriptions.
 
-    `generation` counts the connections made, so that a watch notices a new connection.
+    `generation` counts the connections, so that a watch notices a new connection.
     """
 
     @property
@@ -77,7 +77,7 @@ class Link(Protocol):
         """Pass a message to the connection.
 
         Raises:
-            UnavailableError: there is no connection, or a subject is invalid; nothing was sent.
+            UnavailableError: nothing was sent: no connection, or an invalid subject.
             FullError: the message is larger than the server's max_payload.
         """
 
@@ -89,7 +89,7 @@ class Link(Protocol):
         headers: Mapping[str, str] | None = None,
         timeout_s: float,
     ) -> Raw:
-        """Send a request and return the first answer, with any status.
+        """Send a request; return the first answer, with any NATS status.
 
         Raises:
             UnavailableError, FullError: as `send`.
@@ -99,14 +99,14 @@ class Link(Protocol):
         """
 
     async def open(self, subject: str, receive: Receive, *, queue: str = "") -> Subscription:
-        """Subscribe; if connected, the subscription is effective on return.
+        """Subscribe. While connected, the subscription is effective on return.
 
         Raises:
             DeniedError: the credentials do not allow a subscription to `subject`.
         """
 
     def inbox(self) -> str:
-        """Return a new subject without wildcards below our inbox prefix."""
+        """Return a new subject below the inbox prefix of the credentials."""
 
     def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` whenever the connection is lost or made.

@@ -1,9 +1,8 @@
 """Lets imaged and netd work only while this host's agent acts for the node.
 
-The credentials of imaged and netd open the node's consumers from any host. So both services wait
-for the local agent's file `<run_dir>/instance`. Before each list of a watch, they compare the file
-with the node's instance key on the bus. A service on which guests depend (`stays`) keeps running
-without the bus.
+The credentials of imaged and netd would work on any host. So both services wait for the local
+agent's file `<run_dir>/instance`. Before each list of a watch, they compare this file with the
+node's instance key on the bus. A service that guests need (`stays`) keeps running without the bus.
 """
 
 import asyncio
@@ -30,16 +29,16 @@ LOOK_S = 0.1
 REPORT_AFTER_S = 5.0
 PROVE_S = 10.0
 AGAIN_S = 2.0
-"""Pause between attempts to connect. Otherwise a refused login would be repeated at once."""
+"""Pause between attempts to connect, because a refused login fails at once."""
 SETTLES_S = 2.0
-"""Pause before file and key are compared again, if they differ.
+"""Pause before the file and the key are compared again, if they differ.
 
-It is longer than an agent takes between writing its instance key and its file.
+An agent writes its instance key first, and its file less than SETTLES_S later.
 """
 
 
 def holds(text: str) -> bool:
-    """Return True if `text`, from the agent's file, says that the agent holds the node."""
+    """Return True if `text`, the agent's file, says that the agent holds the node."""
     return _words(text)[:1] == ["held"]
 
 
@@ -51,7 +50,7 @@ def _words(text: str) -> list[str]:
 def word_in(run_dir: Path) -> Callable[[], str]:
     """Return a function that returns the text of the local agent's file; empty without a file.
 
-    The function is cheap to call often: it reads the file only after the agent has replaced it.
+    The function reads the file only after a change, so frequent calls are cheap.
     """
     path = run_dir / FILE
     known: tuple[int, ...] = ()
@@ -83,8 +82,8 @@ class LocalAgent:
     async def gate(self) -> None:
         """Return once the local agent holds the node; raise BusError if the key cannot be read.
 
-        After REPORT_AFTER_S it tells systemd that the service has started. Otherwise systemd's
-        start timeout would end a service that still waits for the agent.
+        After REPORT_AFTER_S, systemd gets READY. Without READY, systemd's start timeout would end a
+        service that still waits for the agent.
         """
         loop = asyncio.get_running_loop()
         begun_s, reported = loop.time(), False
@@ -106,7 +105,7 @@ class LocalAgent:
                 await asyncio.sleep(SETTLES_S)
 
     async def keep(self) -> None:
-        """Check the agent's file and the instance key periodically; never returns.
+        """Check the agent's file and the instance key until cancelled.
 
         Raises:
             VirtbusError: 409 `second_instance`: the agent's file says `refused`, or the instance
@@ -129,7 +128,6 @@ class LocalAgent:
         return await self._other()
 
     async def _other(self) -> bool:
-        """Return True if the key and the local agent's file name different instances."""
         try:
             holder = await self._holder()
         except BusError:
@@ -145,9 +143,9 @@ class LocalAgent:
         return _words(self._read_file())
 
     async def _holder(self) -> str:
-        """Return the instance id in the node's key; empty if the key is missing or not valid.
+        """Return the instance id in the node's key; empty if the key is missing or invalid.
 
-        The agent that holds the node rewrites a key that is not valid.
+        The agent that holds the node rewrites an invalid key.
         """
         entry = await self._bus.get(self._key)
         if entry is None or entry.kind is not EntryKind.PUT:
@@ -171,7 +169,7 @@ async def serve_with_agent(
 ) -> None:
     """Connect to the bus and run `serve` while this host's agent holds the node.
 
-    While `stays` returns True, keep trying to connect instead of raising the errors below.
+    While `stays` returns True, connecting is retried instead of raising the errors below.
 
     Raises:
         UnavailableError: no server of the bus answers.
@@ -189,7 +187,7 @@ async def serve_with_agent(
 
 @asynccontextmanager
 async def _connected(settings: ServiceSettings, stays: Callable[[], bool]) -> AsyncIterator[Bus]:
-    """Connect to the bus. Before it retries, it tells systemd that the service has started."""
+    """Connect to the bus. During retries, systemd gets READY, so that its start timeout passes."""
     bus: Bus | None = None
     said = ""
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Queues items from callbacks for one task, with a limit. Cancelling the task loses no item."""
+"""Bounded queue from callbacks to one task. Cancelling the task loses no item."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """A queue of at most `capacity` items and `capacity_bytes` bytes (0: any number of bytes).
+    """A queue of at most `capacity` items and `capacity_bytes` bytes (0: no limit of bytes).
 
     A full queue drops its oldest items and sets `overflowed`. `size_of` returns an item's bytes.
     """
@@ -33,7 +33,6 @@ class Mailbox(Generic[T]):
         return len(self._items)
 
     def put(self, item: T) -> None:
-        """Add an item without waiting."""
         size_bytes = self._size_of(item)
         while self._items and (
             len(self._items) >= self._capacity
@@ -51,17 +50,14 @@ class Mailbox(Generic[T]):
         return item
 
     def take(self) -> T | None:
-        """Remove and return the oldest item; None if there is none."""
         return self._pop() if self._items else None
 
     def clear(self) -> None:
-        """Drop all items."""
         self._items.clear()
         self._held_bytes = 0
         self.overflowed = False
 
     def wake(self) -> None:
-        """Let `wait` return without an item."""
         self._wake.set()
 
     async def wait(self, timeout_s: float | None) -> bool:

@@ -1,8 +1,7 @@
-"""Implements `ports.Bus` in memory, without a server, for tests; deterministic, without threads.
+"""Implements `ports.Bus` in memory for tests, deterministic and without threads.
 
-A `MemoryServer` is the state that several `MemoryBus` connections share. A test injects faults:
-`server.drop` loses core messages, `bus.disconnect()` cuts one connection, and `bus.faults` lists
-the faults of the next writes.
+Several `MemoryBus` connections share a `MemoryServer`. A test injects faults: `server.drop` loses
+core messages, `bus.disconnect()` cuts one connection, `bus.faults` lists faults of the next writes.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ class Fault(StrEnum):
 
 
 class MemoryWatch:
-    """Implements `ports.Watch`. It lists at its start, after a reconnect and after `relist`."""
+    """A `ports.Watch` that lists at its start, after a reconnect and after `relist`."""
 
     def __init__(self, link: MemoryLink, filters: tuple[str, ...]) -> None:
         self._link = link
@@ -72,17 +71,14 @@ class MemoryWatch:
         self._items.put(WatchMark.SYNCED)
 
     def changed(self) -> None:
-        """List again if the connection is new; do nothing if it is lost."""
         if self._link.connected:
             self.relist()
 
     def seen(self, entry: Entry) -> None:
-        """Queue an entry that was just written, if a filter matches."""
         if self._link.connected and any(matches(one, entry.key) for one in self._filters):
             self._items.put(entry)
 
     def start(self) -> Callable[[], None]:
-        """List the entries and follow changes; return a function that stops the watch."""
         self.relist()
         self._shelf.seen.append(self.seen)
         forget = self._link.on_change(self.changed)
@@ -112,11 +108,10 @@ class MemoryBus(CoreMessages):
         self._recent = RecentEvents()
 
     def disconnect(self) -> None:
-        """Cut this connection: pending requests fail, and watches get no more entries."""
+        """Cut this connection. Pending requests fail, and watches get no more entries."""
         self._link.cut()
 
     def reconnect(self) -> None:
-        """Connect again: watches list again."""
         self._link.join()
 
     # --- records --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Routes core messages of the bus in memory: a MemoryServer delivers them to its MemoryLinks."""
+"""Routes core messages in memory, between the MemoryLinks of a MemoryServer."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ class _Subscribed:
 class MemoryServer:
     """The state of a fake NATS server.
 
-    `clock_ns` is the clock of all TTLs. A test advances this clock and then calls `expire()`.
+    All TTLs use `clock_ns`. A test advances this clock and then calls `expire()`.
     """
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -41,10 +41,9 @@ class MemoryServer:
         self.subscribed: list[_Subscribed] = []
         self.stored: dict[str, list[StoredMessage]] = {}
         self.drop: Callable[[str], bool] = lambda _: False
-        """A core message is lost if this returns True for its subject."""
+        """Gets the subject of a core message, and returns True to lose the message."""
 
     def shelf(self, key: str) -> MemoryStream:
-        """Return the stream of a key; create it at first use."""
         stream = stream_of(key)
         if stream not in self.shelves:
             markers = stream == "KV_lease"
@@ -52,14 +51,13 @@ class MemoryServer:
         return self.shelves[stream]
 
     def expire(self) -> None:
-        """Remove the entries whose TTL has ended."""
         for shelf in self.shelves.values():
             shelf.expire()
 
     def route(self, raw: Raw) -> bool:
-        """Deliver a message to every plain subscription and to one member of each queue group.
+        """Deliver a message to each plain subscription and to one member of each queue group.
 
-        Return False if nobody subscribes. A message that `drop` loses counts as delivered.
+        Return False without a subscriber. A message that `drop` loses counts as delivered.
         """
         if self.drop(raw.subject):
             return True
@@ -82,10 +80,10 @@ class MemoryServer:
 
 
 class MemoryLink:
-    """Implements the Link protocol over a MemoryServer."""
+    """A `Link` to a MemoryServer."""
 
     def __init__(self, server: MemoryServer, account: str = "") -> None:
-        """Connect as the NATS account `account`; empty means the controllers' own account."""
+        """Connect with the NATS account `account`; empty means the controllers' own account."""
         self.server = server
         self.account = account
         self.generation = 1
@@ -109,7 +107,6 @@ class MemoryLink:
         return lambda: self._changed.pop(notify, None)
 
     def cut(self) -> None:
-        """Lose the connection."""
         self._up.clear()
         for future in tuple(self._waiting):
             if not future.done():
@@ -117,7 +114,6 @@ class MemoryLink:
         self._tell()
 
     def join(self) -> None:
-        """Connect again."""
         self.generation += 1
         self._up.set()
         self._tell()
@@ -176,7 +172,7 @@ class MemoryLink:
             await subscription.close()
 
     async def awaited(self, answer: "asyncio.Future[Result]", timeout_s: float) -> Result:
-        """Wait for the answer and return it.
+        """Return the awaited answer.
 
         Raises:
             LinkLostError: the connection ended before the answer came.

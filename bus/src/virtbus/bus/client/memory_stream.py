@@ -15,13 +15,13 @@ Seen = Callable[[Entry], None]
 
 @dataclass(slots=True)
 class MemoryStream:
-    """The last message of each key, as in a bucket. `clock_ns` gives the time of each write."""
+    """The last message of each key, as in a bucket. `clock_ns` times the writes and TTLs."""
 
     clock_ns: Callable[[], int]
     markers: bool = False
-    """If True, a purge marker replaces an entry whose TTL ends (bucket `lease`)."""
+    """If True, an entry whose TTL ends becomes a purge marker (bucket `lease`)."""
     max_bytes: int = 0
-    """Size limit; 0 means none. A write beyond it is refused, as with `discard: new`."""
+    """Size limit; 0 means none. A write beyond the limit is refused, as with `discard: new`."""
     revision: int = 0
     entries: dict[str, Entry] = field(default_factory=dict)
     expires_ns: dict[str, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class MemoryStream:
         return sum(len(e.key) + len(e.value) for e in self.entries.values())
 
     def last(self, key_filter: str) -> Entry | None:
-        """Return the newest entry of a key or filter, also if it is a purge marker."""
+        """Return the newest entry of a key or filter, even a purge marker."""
         if "*" not in key_filter and ">" not in key_filter:
             return self.entries.get(key_filter)
         end = key_filter.rpartition(".")[2].rstrip(">*")
@@ -45,12 +45,10 @@ class MemoryStream:
         return max(found, key=lambda entry: entry.revision, default=None)
 
     def listed(self, filters: Sequence[str]) -> list[Entry]:
-        """Return the last entry of each key that matches a filter, in order of revision."""
         found = [e for e in self.entries.values() if any(matches(f, e.key) for f in filters)]
         return sorted(found, key=lambda entry: entry.revision)
 
     def check(self, key: str, value: bytes, expect: int | None, expect_over: str | None) -> None:
-        """Raise ConflictError or FullError as the server would."""
         if len(value) > MAX_PAYLOAD_BYTES:
             msg = f"{len(value)} bytes are more than the bus takes ({MAX_PAYLOAD_BYTES})"
             raise FullError(msg)
@@ -67,7 +65,7 @@ class MemoryStream:
     def apply(
         self, key: str, value: bytes | None, *, ttl_s: float | None = None, why: bytes = b""
     ) -> Entry:
-        """Store a value, or for None a purge marker with the reason `why`, and notify watches."""
+        """Store a value and notify watches. None stores a purge marker with the reason `why`."""
         self.revision += 1
         now_ns = self.clock_ns()
         kind = EntryKind.PUT if value is not None else EntryKind.PURGE
@@ -81,7 +79,6 @@ class MemoryStream:
         return entry
 
     def expire(self) -> None:
-        """Remove expired entries; with `markers`, a purge marker replaces each expired value."""
         now_ns = self.clock_ns()
         for key in [key for key, at_ns in self.expires_ns.items() if at_ns <= now_ns]:
             entry = self.entries.pop(key)

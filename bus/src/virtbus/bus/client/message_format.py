@@ -1,6 +1,6 @@
 """Names the headers and content types of messages, and builds envelopes as dicts.
 
-It imports no library, so that it loads fast.
+To load fast, this module imports no library.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def type_of(subject: str) -> str:
 def frame_of(
     subject: str, value: Any, *, message_id: str, source: str, timeout_ms: int | None = None
 ) -> dict[str, Any]:
-    """Return `value` in an envelope (a dict with CloudEvents names); requests have `timeout_ms`."""
+    """Return `value` in an envelope with CloudEvents names. A request needs `timeout_ms`."""
     frame: dict[str, Any] = {
         "id": message_id,
         "source": source,

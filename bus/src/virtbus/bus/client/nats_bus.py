@@ -21,7 +21,7 @@ FLUSH_EVENTS_S = 2.0
 
 
 class NatsBus(CoreMessages):
-    """One connection, made by `connection.connect`. `ports.Bus` documents the shared methods."""
+    """One connection, made by `connection.connect`. `ports.Bus` documents most methods."""
 
     def __init__(self, link: Link, settings: BusSettings, name: str, tasks: Background) -> None:
         super().__init__(link, name)
@@ -41,12 +41,12 @@ class NatsBus(CoreMessages):
 
     @property
     def clustered(self) -> bool:
-        """Return True if the server belongs to a cluster; streams then have three replicas."""
+        """Return True if the server belongs to a cluster. Streams then have three replicas."""
         return self._link.clustered
 
     @property
     def generation(self) -> int:
-        """Return how many connections were made. A new one may mean that the server restarted."""
+        """Return the number of connections so far. A new connection can mean a server's restart."""
         return self._link.generation
 
     async def renewed(self, generation: int) -> int:
@@ -63,7 +63,7 @@ class NatsBus(CoreMessages):
 
     @property
     def dropped_events(self) -> int:
-        """Return the number of events lost since the start, by a full queue or a refused write."""
+        """Return the number of events lost by a full queue or a refused write, since the start."""
         return self._events.dropped
 
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
@@ -89,7 +89,7 @@ class NatsBus(CoreMessages):
     async def js_api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Call JetStream's API, for example `STREAM.CREATE.KV_vm`, and return its answer.
 
-        The call is repeated until an answer is conclusive, so it may take effect twice.
+        An inconclusive call is repeated, so it may take effect twice.
 
         Raises:
             ApiError: the call was refused, with JetStream's code.

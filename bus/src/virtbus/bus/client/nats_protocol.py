@@ -1,4 +1,4 @@
-"""Parses the messages in the bytes of a NATS connection, and formats publications."""
+"""Parses received messages of a NATS connection, and formats publications."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from virtbus.bus.errors import FullError
 LINE_BYTES = 4096
 """The longest MSG or HMSG line that a server sends (`max_control_line`)."""
 MESSAGE_BYTES = 64 * 1024 * 1024
-"""The largest message of any server (the highest `max_payload`)."""
+"""The largest message that any server allows (the highest `max_payload`)."""
 _CRLF = b"\r\n"
 _VERSION = "NATS/1.0"
 _NO_BREAKS = str.maketrans("\r\n", "  ")
@@ -19,14 +19,14 @@ Deliver = Callable[[int, bytes, bytes, bytes, bytes], None]
 
 
 class MalformedError(ValueError):
-    """Received bytes do not follow NATS' protocol, or a subject cannot be sent."""
+    """Received bytes break NATS's protocol, or a subject cannot be sent."""
 
 
 def take_messages(block: bytes, deliver: Deliver) -> tuple[int, int]:
     """Deliver the complete messages at the beginning of `block`.
 
-    Return the size of the delivered messages, and the size of the incomplete message after them.
-    The second size is 0 if no message follows, or if its MSG or HMSG line is incomplete.
+    Return two sizes in bytes: of the delivered messages, and of the incomplete message after them.
+    The second size is 0 without such a message, and while its MSG or HMSG line is incomplete.
 
     Raises:
         MalformedError: a MSG or HMSG line is invalid, or its message does not end with CRLF.
@@ -68,12 +68,12 @@ def _malformed(line: bytes) -> MalformedError:
 def headers_of(block: bytes) -> dict[str, str]:
     """Return the headers of a message.
 
-    A block is `NATS/1.0[ <status>[ <description>]]`, then a line for each header. The status and
-    the description become the headers `Status` and `Description`. Any other first line counts as a
-    header, because the server appends its own headers to a block that has no line break.
+    A block begins with `NATS/1.0[ <status>[ <description>]]`, and has a line for each header.
+    Status and description become the headers `Status` and `Description`. Any other first line is
+    read as a header, because the server appends its own headers to a block without a line break.
 
-    A name keeps its blanks. The server replaces a forged `Nats-Request-Info`, but not if a blank
-    precedes the name. If this function removed the blank, the forged header would be valid.
+    A name keeps its blanks. The server replaces a forged `Nats-Request-Info`, but overlooks a name
+    that begins with a blank. If this function removed the blank, the forged header would be valid.
     """
     if not block:
         return {}
@@ -82,7 +82,7 @@ def headers_of(block: bytes) -> dict[str, str]:
     if first != _VERSION:
         found = _status(first)
         if not found:
-            lines.insert(0, first)  # a later header of the server replaces a forged one
+            lines.insert(0, first)  # first, so that the server's header replaces a forged header
     for line in lines:
         name, colon, value = line.partition(":")
         if colon:
@@ -121,7 +121,7 @@ def publication(
 
 
 def _block(headers: Mapping[str, str]) -> bytes:
-    """Return the header block; a line break in a value becomes a space."""
+    """Return the header block. A line break in a header becomes a space."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         pairs = [f"{name}: {value}".translate(_NO_BREAKS) for name, value in headers.items()]

@@ -1,4 +1,4 @@
-"""Makes NATS' nkeys of users, and signs a server's nonce with them.
+"""Makes NATS's nkeys for users, and signs a server's nonce with an nkey.
 
 An nkey is an ed25519 key. As text it is base32 of prefix, key and CRC-16 (XMODEM).
 """
@@ -36,17 +36,17 @@ def _key(seed: str) -> Ed25519PrivateKey:
 
 
 def new_seed() -> str:
-    """Return a new seed of a user, `SU…`. Keep it secret: its holder can log in as this user."""
+    """Return a new seed of a user, `SU…`. The seed is secret: its holder can log in as the user."""
     raw = Ed25519PrivateKey.generate().private_bytes_raw()
     return _text(bytes([_SEED | _USER >> 5, (_USER & 31) << 3]) + raw)
 
 
 def public(seed: str) -> str:
-    """Return the public key of a seed, `U…`, for the server's configuration."""
+    """Return the public key `U…` of a seed, for the server's configuration."""
     return _text(bytes([_USER]) + _key(seed).public_key().public_bytes_raw())
 
 
 def signed(seed: str, nonce: str) -> str:
-    """Return the signature of a server's nonce, in the form of CONNECT's `sig`."""
+    """Return the signature of a server's nonce, for `sig` of CONNECT."""
     signature = _key(seed).sign(nonce.encode("ascii"))
     return base64.urlsafe_b64encode(signature).decode("ascii").rstrip("=")

@@ -2,12 +2,13 @@
 
 People may touch all VMs (ADR 0030).
 
-The NATS server writes the requester's account into each request that crosses accounts, and replaces
-a forged header. A request without this header comes from the controllers' own account.
+The NATS server writes the requester's account into the header `Nats-Request-Info` of each request
+that crosses accounts. A request without this header comes from the controllers' own account.
 
-The server appends the header two bytes before the end of the requester's header block. If the block
-does not end with an empty line, the header becomes a part of the block's last line, and a forged
-header may remain. So the header's name must be in no other name and in no value.
+The server replaces a forged header, and writes its own header two bytes before the end of the
+header block. If the block does not end with an empty line, the server's header becomes a part of
+the last line, and a forged header may stay. So a request is invalid if the name or the value of
+another header contains `Nats-Request-Info`.
 """
 
 import json
@@ -19,15 +20,15 @@ REQUEST_INFO = "Nats-Request-Info"
 BRIDGE = "bridge"
 """The user name of the first bridge. Further bridges are `bridge-<cluster>`."""
 CRI = "cri-"
-"""Prefix of the user name of a node's container runtime; the node's id follows (ADR 0059)."""
+"""Prefix of the user name of a node's container runtime: `cri-<node>` (ADR 0059)."""
 UNKNOWN = "unknown"
-"""The account of a request with a malformed header block. Such a request is refused."""
+"""Stands for the account of a request with a malformed header block. The request is refused."""
 _PEOPLE = frozenset({"", "ctl", "client", "observer"})
 """The accounts, in lower case, whose users may touch every VM."""
 
 
 def account_of(headers: Mapping[str, str]) -> str:
-    """Return the requester's account; empty for the service's own, UNKNOWN if unreadable."""
+    """Return the requester's account: empty for the controllers' own, UNKNOWN if unreadable."""
     named = [name for name in headers if REQUEST_INFO in name or REQUEST_INFO in headers[name]]
     if not named:
         return ""
@@ -41,13 +42,13 @@ def account_of(headers: Mapping[str, str]) -> str:
 
 
 def owner_of(account: str) -> str:
-    """Return the owner of the VMs that this account creates; empty if it may touch all VMs."""
+    """Return the owner of the VMs that `account` creates; empty if `account` may touch all VMs."""
     name = account.lower()
     return "" if name in _PEOPLE else name
 
 
 def node_of(account: str) -> str:
-    """Return the node to which this account is limited; empty if it may use all nodes."""
+    """Return the only node that `account` may use; empty if `account` may use all nodes."""
     name = account.lower()
     return name.removeprefix(CRI) if name.startswith(CRI) else ""
 

@@ -13,7 +13,7 @@ from virtbus.bus.runtime.sources import Sources
 from virtbus.schemas.wire import MAX_NODES
 
 HISTORY_BYTES = 512 * 1024
-"""Size at which a `history` ends: the message that exceeds it is the last one returned."""
+"""Size limit of a `history`. The first message that exceeds the limit is still returned."""
 
 
 class EntryKind(StrEnum):
@@ -21,14 +21,14 @@ class EntryKind(StrEnum):
 
     PUT = "put"
     PURGE = "purge"
-    """A purge marker, of a delete or an expired TTL."""
+    """A purge marker, left by a delete or an expired TTL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The last message of a key. `revision` is its stream sequence, `time_ns` its Unix time.
 
-    A purge marker has an empty `value`, and the reason of the delete in `why`.
+    A purge marker has an empty `value`; `why` is the reason of the delete.
     """
 
     key: str
@@ -43,7 +43,7 @@ class WatchMark(StrEnum):
     """The marks that a watch yields between entries."""
 
     RESET = "reset"
-    """A full list follows, for example after a reconnect. Keys not in the list no longer exist."""
+    """A full list follows, for example after a reconnect. Keys missing in the list are gone."""
     SYNCED = "synced"
     """The list is complete."""
 
@@ -60,7 +60,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message of a stream's history (events)."""
+    """A message of a stream, for example an event. `time_ns` is its Unix time."""
 
     subject: str
     body: bytes
@@ -84,7 +84,7 @@ class Write:
 
 
 class Rendered(bytes):
-    """An answer that is already encoded as JSON or msgpack; it is sent unchanged."""
+    """An answer that is already encoded as JSON or msgpack."""
 
     __slots__ = ()
 
@@ -94,9 +94,9 @@ class Request:
     """A decoded request to an endpoint. `data` is the envelope's data, from JSON or msgpack.
 
     `stream` sends one of several replies to the requester's inbox. The handler's return value is
-    the last reply; None after streaming means no last reply. `deadline_s` and `received_s` are on
-    the clock `loop.time()`. `account` is the requester's account, empty for the service's own. The
-    NATS server sets it, so it cannot be forged.
+    the last reply. After `stream`, None means no further reply. `deadline_s` and `received_s` are
+    times of `loop.time()`. `account` is the requester's account, empty for the controllers' own.
+    The NATS server sets the account, so a requester cannot forge it.
     """
 
     subject: str
@@ -113,7 +113,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReport:
-    """A consumer's state: `pending` messages not delivered yet, `waiting` open pull requests."""
+    """A consumer's state: `pending` undelivered messages, and `waiting` open pull requests."""
 
     name: str
     pending: int
@@ -122,7 +122,7 @@ class ConsumerReport:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """A stream's state. `fill` is bytes divided by max_bytes, 0.0 if there is no limit."""
+    """A stream's state. `fill` is bytes divided by max_bytes; 0.0 without a limit."""
 
     name: str
     messages: int
@@ -135,10 +135,7 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The size of a stream: first and last sequence, messages, bytes.
-
-    `max_bytes` is the limit of `bytes`; 0 means none.
-    """
+    """The size of a stream. `first` and `last` are sequences; `max_bytes` 0 means no limit."""
 
     first: int
     last: int
@@ -152,8 +149,8 @@ Handler = Callable[[Request], Awaitable[Any]]
 Gate = Callable[[], Awaitable[None]]
 """An async function that returns once a watch may list.
 
-If it raises a BusError other than DeniedError, the watch calls it again. Any other exception ends
-the watch.
+After a BusError, the watch calls the gate again. A DeniedError or any other exception ends the
+watch.
 """
 
 
@@ -161,20 +158,20 @@ the watch.
 class Endpoint:
     """One kind of requests of a service. `name` is for ADR-32's INFO.
 
-    With `queue` None, every instance of the service answers a request.
+    With `queue` None, each instance of the service answers a request.
 
     A handler may answer by `Request.stream` and return a future. The request is then parked: it
-    keeps its slot until the future is done, but needs no task.
+    needs no task, and keeps its slot until the future is done.
 
-    A request with more than `most_values` values, nested ones included, gets 400.
+    A request with more than `most_values` values (nested values count) gets 400.
 
-    `limit` requests have a slot. At most `running` of their handlers run at once (None: all); a
-    parked request has no running handler. Up to `backlog` more requests wait for a slot; further
+    Up to `limit` requests have a slot. At most `running` handlers run at once (None: `limit`). A
+    parked request has no running handler. Up to `backlog` more requests wait for a slot. Further
     requests get 429 with `after_ms`. One account gets at most three quarters of the slots, and of
     the backlog (`fair_shares`).
 
-    `displace` is called with an account that can get no slot. It may end a parked request of that
-    account, so that the new request takes its slot. It returns False if it ended no request.
+    `displace` gets an account that can have no more slots. It may end a parked request of this
+    account, so that the new request takes the slot. It returns False if it ended no request.
     """
 
     name: str
@@ -199,29 +196,29 @@ class ServiceInfo:
 
 
 class Watch(Protocol):
-    """An iterator of entries and marks. It never ends by itself; leaving its context stops it."""
+    """An endless iterator of entries and marks. The end of its context stops it."""
 
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]: ...
 
     def relist(self) -> None:
-        """Request a full list (RESET … SYNCED) soon; changes arrive meanwhile."""
+        """Request a full list (RESET … SYNCED). Changes still arrive until the list begins."""
 
 
 class Bus(Protocol):
-    """One connection. All methods may be cancelled; a cancelled write has an unknown outcome."""
+    """One connection. A task may cancel any method; a cancelled write has an unknown outcome."""
 
     @property
     def connected(self) -> bool: ...
 
     @property
     def sources(self) -> Sources:
-        """Return the sources of time, random numbers and ids for all users of this bus."""
+        """Return the sources of time, random numbers and ids."""
 
     # --- core -----------------------------------------------------------------------------
     async def publish(self, subject: str, value: Any) -> None:
-        """Send `value` (a model or plain value, as msgpack in an envelope).
+        """Send a model or plain value as msgpack in an envelope.
 
-        The message may be lost. Without a connection it is dropped, and nothing is raised.
+        The message may be lost. Without a connection the message is dropped without an error.
         """
 
     def subscribe(self, subject: str) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
@@ -232,12 +229,12 @@ class Bus(Protocol):
     ) -> Any:
         """Send a request and return the answer's data.
 
-        It repeats the request with the same id until an answer comes or `timeout_s` is over.
+        The request is repeated with the same id until an answer arrives or `timeout_s` has passed.
 
         Raises:
             VirtbusError: the service's error.
             UnavailableError: no service received the request (no responder, no connection).
-            OutcomeUnknownError: the request was sent, but no answer came in time.
+            OutcomeUnknownError: the request was sent, and no answer arrived in time.
             DeniedError, FullError: as `Link.ask`.
             BusError: the answer cannot be read.
         """
@@ -245,7 +242,7 @@ class Bus(Protocol):
     def request_stream(
         self, subject: str, value: Any, *, idle_timeout_s: float
     ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
-        """Send one request and receive the data of its many replies.
+        """Send one request; iterate over the data of its replies.
 
         Raises:
             VirtbusError: the service's error.
@@ -258,18 +255,18 @@ class Bus(Protocol):
     def serve(
         self, info: ServiceInfo, endpoints: Sequence[Endpoint]
     ) -> AbstractAsyncContextManager[None]:
-        """Answer requests while the context is open (ADR-32 PING, INFO, STATS included).
+        """Answer requests while the context is open, also ADR-32's PING, INFO and STATS.
 
         A VirtbusError of a handler becomes the answer, with ADR-32's error headers. Any other
-        exception is logged and becomes 500 without its text.
+        exception is logged, and the answer is 500 without the exception's text.
         """
 
     # --- records --------------------------------------------------------------------------
     async def get(self, key: str) -> Entry | None:
-        """Return the last message of `key` (it may contain `*`); None if there is no message.
+        """Return the last message of `key` (may contain `*`); None if there is no message.
 
-        A purge marker is an Entry of kind PURGE. A node's users get the answer of any replica,
-        which may lack the last writes. All other users get the answer of the stream's leader.
+        A purge marker is an Entry of kind PURGE. Any replica answers a node's users, possibly
+        without the last writes. The stream's leader answers all other users.
         """
 
     async def put(
@@ -281,10 +278,10 @@ class Bus(Protocol):
         expect_over: str | None = None,
         ttl_s: float | None = None,
     ) -> int:
-        """Store the value and return its revision, once it is durable.
+        """Store the value durably and return its revision.
 
-        `expect` is the expected last revision of `key`, or of the filter `expect_over`; 0 means
-        that there is no message.
+        `expect` is the expected last revision of `key`, or of the filter `expect_over`. The
+        revision 0 means that no message exists.
 
         Raises:
             ConflictError: the last revision is not `expect`.
@@ -314,8 +311,7 @@ class Bus(Protocol):
     def watch(self, *filters: str) -> AbstractAsyncContextManager[Watch]:
         """Watch keys of one bucket: RESET, the last entry of each key, SYNCED, then changes.
 
-        In a cluster, the consumer's server makes the list. The list may lack the last acknowledged
-        writes, which follow as changes.
+        In a cluster, the list may lack the last acknowledged writes. They follow as changes.
         """
 
     def node_watch(
@@ -323,29 +319,32 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[Watch]:
         """Watch `$KV.vm.<node>.>` like `watch`, through the node's durable consumer.
 
-        Every process with the node's credentials shares this consumer, and a list of one process
-        rewinds it for all. So the watch awaits `gate` before each list.
+        All processes with the node's credentials share this consumer. A list of one process rewinds
+        the consumer for all. So the watch awaits `gate` before each list.
         """
 
     async def fill(self, bucket: str) -> float:
-        """Return the fill of a bucket (`vm`, `st`, …): bytes divided by max_bytes, 0.0 to 1.0."""
+        """Return the fill of a bucket (`vm`, `st`, …): bytes divided by max_bytes."""
 
     async def extent(self, subject_filter: str) -> Extent:
         """Return the size of the stream that stores `subject_filter`."""
 
     async def trim(self, subject_filter: str, *, keep: int = 0) -> None:
-        """Remove messages of `subject_filter`, except the newest `keep`; leave no purge marker."""
+        """Remove messages of `subject_filter` without purge markers; keep the newest `keep`."""
 
     async def report(self) -> list[StreamReport]:
-        """Return the state of all streams and their consumers; needs permission for STREAM.INFO."""
+        """Return the state of all streams and their consumers.
+
+        The user needs the permission for STREAM.LIST and CONSUMER.LIST.
+        """
 
     # --- events ------------------------------------------------------------------------------
     def emit(self, subject: str, value: Any, *, message_id: str) -> None:
         """Store an event in the background, with retries. The queue of events is bounded.
 
-        Within ten minutes, this connection stores an event with the same subject and `message_id`
-        only once. Two processes may store the same event, so readers compare the ids. Texts and
-        details of an event that is too large are cut (`schemas.fitting`).
+        Within ten minutes, this connection stores events with the same subject and `message_id`
+        only once. Two processes may store the same event, so readers compare the ids. An event
+        that is too large loses details and parts of its texts (`schemas.fitting`).
         """
 
     def history(
@@ -353,12 +352,12 @@ class Bus(Protocol):
     ) -> Awaitable[list[StoredMessage]]:
         """Return the stored events of a filter with a sequence above `after`, in order.
 
-        The result has at most `limit` events and about HISTORY_BYTES. To read on, call again with
-        `after` set to the last sequence.
+        The result has at most `limit` events and about HISTORY_BYTES. For further events, call
+        again with `after` set to the last sequence.
 
         Raises:
-            UnavailableError: nobody answers for the stream, or not in time.
+            UnavailableError: no server answers for the stream in time.
         """
 
     async def aclose(self) -> None:
-        """Flush events (2 s at most), stop everything, disconnect."""
+        """Store queued events within 2 s, stop all tasks, disconnect."""

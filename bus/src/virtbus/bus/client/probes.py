@@ -1,4 +1,4 @@
-"""Checks if a port is free, or if a NATS server on it answers, accepts a login, has a responder."""
+"""Checks a port, or a NATS server's greeting, login and responders, without nats-py."""
 
 import asyncio
 import errno
@@ -38,7 +38,7 @@ async def logs_in(host: str, port: int, user: str, password: str) -> bool:
 async def is_heard(
     host: str, port: int, user: str, password: str, subject: str, inbox: str
 ) -> bool:
-    """Return True if there is a responder for this user's requests on `subject`."""
+    """Return True if this user's requests on `subject` have a responder."""
     asked = f"SUB {inbox} 1\r\nPUB {subject} {inbox} 0\r\n\r\n"
     return await _accepted(host, port, user, password, asked)
 
@@ -54,7 +54,7 @@ async def _accepted(host: str, port: int, user: str, password: str, asked: str =
         async with _greeted(host, port) as (_, reader, writer):
             writer.write(f"CONNECT {login}\r\n{asked}PING\r\n".encode())
             while not (line := await reader.readline()).startswith(b"PONG"):
-                if not line or b" 503" in line:  # the 503 of a missing responder comes before PONG
+                if not line or b" 503" in line:  # without a responder, 503 precedes PONG
                     return False
     except OSError:
         return False
@@ -62,10 +62,10 @@ async def _accepted(host: str, port: int, user: str, password: str, asked: str =
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return False if another server listens on this port.
+    """Return False if another process listens on this port.
 
     Raises:
-        OSError: no server can listen on `host`, for example because this host lacks the address.
+        OSError: no process can listen on `host`, for example because the machine lacks the address.
     """
     with _socket(host) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,7 +87,7 @@ def any_port(host: str) -> int:
 
 
 def bracketed(host: str) -> str:
-    """Return a host for a URL: an IPv6 address in brackets."""
+    """Return a host for a URL; an IPv6 address gets brackets."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -1,4 +1,4 @@
-"""Follows a node's VM records for imaged and netd, and works on each VM while its record exists."""
+"""Runs the step of imaged or netd for each VM whose record is on this node."""
 
 import asyncio
 import logging
@@ -26,15 +26,14 @@ log = logging.getLogger(__name__)
 
 LAST_RETRY_S = 60.0
 RELIST_S = 300.0
-"""Interval at which the worker lists all records again."""
 ANSWERED_S = 1.0
-"""If an attempt takes less time, an agent's request surely gets its answer. Then no message needs
-to tell the same outcome."""
+"""An outcome within this time surely reaches the agent as the answer to its request. A later
+outcome is also published."""
 NO_LOGINS: Mapping[str, str] = MappingProxyType({})
 NO_PART = frozenset({"powered", "power_epoch", "stop_grace_s", "restart_epoch"})
 NO_PART |= {"paused", "pause_epoch", "requests", "lease", "reserved", "traceparent", "signature"}
-"""Fields of a record that change neither a VM's disks nor its network. So no step runs again after
-a start, a stop or a pause, until the agent asks for it."""
+"""Fields of a record that change neither a VM's disks nor its network. So a start, a stop or a
+pause runs no step, until the agent requests the step."""
 PARTS = tuple(VmRecord.model_fields.keys() - NO_PART - {"spec"})  # `spec_hash` covers the spec
 
 
@@ -47,23 +46,23 @@ class Ensured(Generic[Ready]):
 
 
 class Step(Protocol[Ready]):
-    """The part of a VM's creation that one service does, for example the network by netd."""
+    """One service's part of a VM's creation, for example netd's network."""
 
     name: str
-    """A verb phrase for logs; it follows "failed to"."""
+    """A verb phrase that follows "failed to" in logs."""
     span: str
     first_retry_s: float
     interrupts: bool
-    """If True, a newer record cancels a running attempt instead of waiting until it ends."""
+    """If True, a newer record cancels a running attempt. If False, the newer record waits."""
 
     def follows(self, record: VmRecord) -> bool:
         """Note a record from the bus; return True if the step is needed now."""
 
     def forgets(self, uid: str) -> None:
-        """Drop what `follows` noted, because the record is gone or its VM is being deleted."""
+        """Drop the notes of `follows`: the record is gone, or its VM is being deleted."""
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[Ready]:
-        """Do the step; safe to repeat and to cancel. Raises VirtbusError on failure."""
+        """Do the step; raise VirtbusError on failure. Repeating and cancelling are safe."""
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> Ready:
         """Return the outcome that reports `error`."""
@@ -73,21 +72,20 @@ class Step(Protocol[Ready]):
 class _Job(Generic[Ready]):
     """The work for one VM. `outcome` gets the result of the current or next attempt.
 
-    `failed` is the result of a failed attempt, until the next attempt begins.
+    `failed` is the last attempt's result if it failed, until the next attempt begins.
     """
 
     record: VmRecord
     outcome: "asyncio.Future[Ready]"
     logins: Mapping[str, str] = field(repr=False)
-    """The VM's own registry logins; they are kept only while the job exists."""
+    """The VM's own registry logins. They are kept only while the job exists."""
     task: "asyncio.Task[None] | None" = None
     failed: Ready | None = None
     askers: int = 0
-    """The number of the agent's requests that wait for the outcome of the current attempt."""
     again: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self) -> Ready:
-        """Return the outcome for a request. A cancellation of the request does not end the job."""
+        """Return the outcome for a request. The job survives a cancellation of the request."""
         self.askers += 1
         try:
             return await asyncio.shield(self.outcome)
@@ -96,7 +94,7 @@ class _Job(Generic[Ready]):
 
     @property
     def for_good(self) -> bool:
-        """Return True if the failure is permanent: only a request starts another attempt."""
+        """Return True after a permanent failure, which only a request or a new record retries."""
         error = self.failed.error if self.failed is not None else None
         return error is not None and error.retry is Retry.NEVER
 
@@ -104,7 +102,7 @@ class _Job(Generic[Ready]):
 class RecordWorker(Generic[Ready]):
     """Runs a step for many VMs: one attempt at a time per VM, VMs in parallel.
 
-    It retries temporary failures with growing delays. A job exists from `want` until its step has
+    Temporary failures are retried with growing delays. A job exists from `want` until its step has
     succeeded, or until `drop`.
     """
 
@@ -121,18 +119,18 @@ class RecordWorker(Generic[Ready]):
         self._span = span
         self._jobs: dict[str, _Job[Ready]] = {}
         self._followed: dict[str, VmRecord] = {}
-        """By uid: the record that the watch has delivered."""
+        """By uid: the last record from the watch."""
         self._done: dict[str, VmRecord] = {}
-        """By uid: the record of the last job, if its step has succeeded."""
+        """By uid: the record whose step has succeeded."""
         self._news = asyncio.Event()
         self._found: dict[str, VmRecord] | None = None
-        """Records that a list has delivered so far; None while no list is read. Their steps start
-        when the list is complete, because a step may need keys that come later in the list."""
+        """Records from the current list; None if no list is being read. Their steps start after
+        the list, because a step may need keys that come later in the list."""
         self._late = LateRecords()
         self.listed: set[str] = set()
-        """The uids of the VMs with a record on the bus, except VMs that are being deleted."""
+        """Uids of the VMs that have a record on the bus and are not being deleted."""
         self.synced = False
-        """True once a list was complete. Before that, `listed` may lack VMs."""
+        """True after the first complete list. Before, `listed` may lack VMs."""
 
     # --- records ---------------------------------------------------------------------------
     async def follow(
@@ -143,10 +141,10 @@ class RecordWorker(Generic[Ready]):
         of_node: Callable[[Entry | WatchMark], None] = lambda _: None,
         compare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Follow the records of a node; never returns by itself.
+        """Follow the records of a node until cancelled.
 
-        `of_node` is called with the marks, and with entries that are neither VM records nor
-        operations. `compare` runs at the start and before each periodic list.
+        `of_node` gets the marks, and the entries that are neither VM records nor operations.
+        `compare` runs at the start and before each periodic list.
         """
         self._late.relist = watch.relist
         async with asyncio.TaskGroup() as group:
@@ -169,7 +167,7 @@ class RecordWorker(Generic[Ready]):
     def _see(self, entry: Entry, node: str, of_node: Callable[[Entry | WatchMark], None]) -> None:
         uid = entry.key.rpartition(".")[2]
         if of_operation(entry.key):
-            return  # a key for the agent
+            return  # operations are for the agent
         if not is_id(uid) or of_node_group(entry.key):
             of_node(entry)
             return
@@ -182,7 +180,7 @@ class RecordWorker(Generic[Ready]):
             self.listed.add(uid)  # the VM has a record, so its resources must stay
             return
         if not isinstance(record, VmRecord) or record.ending or record.node != node:
-            self.drop(uid)  # stop the work only: resources are removed when the agent requests it
+            self.drop(uid)  # keeps the VM's resources until the agent requests their removal
             return
         self.listed.add(uid)
         self._followed[uid] = record
@@ -196,14 +194,12 @@ class RecordWorker(Generic[Ready]):
             self._found[uid] = record
 
     def _keep_listed(self) -> None:
-        """After a complete list, stop working for all VMs that are not in it."""
         for uid in (self._jobs.keys() | self._followed.keys()) - self.listed:
             self.drop(uid)
         self.synced = True
         self._late.complete(self.listed)
 
     def _want_found(self) -> None:
-        """Start the step for the records of a list that is complete now."""
         found, self._found = self._found or {}, None
         for record in found.values():
             self.want(record)
@@ -211,9 +207,9 @@ class RecordWorker(Generic[Ready]):
     async def newest(self, record: VmRecord, within_s: float) -> VmRecord | None:
         """Return this record or a newer record of its VM, once the watch has delivered it.
 
-        The watch has then also delivered each key that was written before the record. If the watch
-        takes longer than `within_s`, request a new list and return None. After that list, a later
-        call returns `record` if the bus has only an older or unreadable record of its VM.
+        The watch has then also delivered each key that was written before the record. After
+        `within_s`, request a new list and return None. If the new list shows only an older or an
+        unreadable record of the VM, the next call returns `record`.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -234,7 +230,7 @@ class RecordWorker(Generic[Ready]):
 
     # --- jobs ------------------------------------------------------------------------------
     def want(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> None:
-        """Start the step for a record now. Ignore a record that is older than the job's."""
+        """Start the step for a record now. Ignore a record older than the job's record."""
         job = self._jobs.get(record.uid)
         if job is not None and _age(record) < _age(job.record):
             return
@@ -253,10 +249,10 @@ class RecordWorker(Generic[Ready]):
         job.task = self._group.create_task(self._run(job))
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS) -> Ready:
-        """Return the outcome of the current attempt, or of a failed attempt whose retry is pending.
+        """Return the outcome of the running attempt, or the failure whose retry is pending.
 
-        After a permanent failure it tries again, because the cause may have been repaired. A
-        VirtbusError is not raised but returned in the outcome.
+        A permanent failure is tried again, because a person may have repaired the cause. A
+        VirtbusError becomes part of the outcome.
         """
         job = self._jobs.get(record.uid)
         if job is not None and _age(record) < _age(job.record):
@@ -271,9 +267,9 @@ class RecordWorker(Generic[Ready]):
         return await self._jobs[record.uid].answer()
 
     def drop(self, uid: str, *, up_to_epoch: int | None = None) -> None:
-        """Stop working for a VM, because its record is gone or the VM is being deleted.
+        """Stop working for a VM whose record is gone or that is being deleted.
 
-        Its resources stay. With `up_to_epoch`, a job of a higher epoch continues.
+        The VM's resources stay. With `up_to_epoch`, a job of a higher epoch continues.
         """
         if up_to_epoch is None:
             self._followed.pop(uid, None)
@@ -294,7 +290,7 @@ class RecordWorker(Generic[Ready]):
 
         Raises:
             VirtbusError: 400 `invalid`: the uid is malformed.
-            VirtbusError: 409 `record_stands`: `want` covers any epoch, but the VM has a record.
+            VirtbusError: 409 `record_stands`: `want` covers all epochs, and the VM has a record.
         """
         uid = valid_uid(want.uid)
         if want.epoch >= ANY_EPOCH and uid in self.listed:
@@ -336,7 +332,7 @@ class RecordWorker(Generic[Ready]):
             job.failed = None
 
     async def join_or_attempt(self, record: VmRecord) -> Ready:
-        """Return the outcome of the attempt that runs for an equal record. If none runs, start one.
+        """Return the outcome of the running attempt for an equal record, or of a new attempt.
 
         The watch and the agent's request often start the same work within milliseconds.
         """
@@ -349,7 +345,7 @@ class RecordWorker(Generic[Ready]):
         return ready
 
     async def _publish(self, ready: Ready, began_s: float, *, asked: bool) -> None:
-        """Publish an attempt's outcome, unless it is a success that a request gets in time."""
+        """Publish an attempt's outcome. Skip a success that a request gets within ANSWERED_S."""
         late = asyncio.get_running_loop().time() - began_s > ANSWERED_S
         if late or not asked or ready.error is not None:
             await self._reporter.ready(ready)
@@ -357,7 +353,6 @@ class RecordWorker(Generic[Ready]):
     async def _attempt(
         self, record: VmRecord, logins: Mapping[str, str] = NO_LOGINS, number: int = 1
     ) -> Ready:
-        """Make one attempt and return its outcome, also after a failure."""
         step, extra = self._step, {"uid": record.uid}
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -370,7 +365,7 @@ class RecordWorker(Generic[Ready]):
         except VirtbusError as error:
             log.warning("failed to %s: %s", step.name, error, extra=extra | {"code": error.reason})
             ready = self._failed(record, error, number)
-        except Exception:  # boundary: one VM's fault must not end the work for others
+        except Exception:  # boundary: one VM's fault must not end the work for other VMs
             log.exception("failed to %s", step.name, extra=extra | {"code": "internal"})
             message = f"{self._reporter.service} failed to {step.name}; see its log"
             ready = self._failed(record, VirtbusError(Code.INTERNAL, "internal", message), number)
@@ -390,7 +385,6 @@ async def _relist(watch: Watch, compare: Callable[[], Awaitable[None]] | None) -
 
 
 def _has_parts(done: VmRecord | None, record: VmRecord) -> bool:
-    """Return True if two records of a VM ask for the same disks and network."""
     return done is not None and all(getattr(done, f) == getattr(record, f) for f in PARTS)
 
 

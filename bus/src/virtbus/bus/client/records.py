@@ -43,16 +43,16 @@ MESSAGE_ID = "Nats-Msg-Id"
 TTL = "Nats-TTL"
 OPERATION = "KV-Operation"
 CATCH_UP_S = 2.0
-"""Time limit for a lagging replica to receive a message that the stream's leader has."""
+"""Time limit for a lagging replica to receive the leader's last message."""
 _ENDS_OF_HISTORY = frozenset({"204", "404"})
-"""Statuses after the last message, and in place of messages if there are none."""
+"""Statuses after the last message (204), and instead of messages if none exist (404)."""
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d{1,20})$")
 _MARKER = "Nats-Marker-Reason"
 _PURGE = {OPERATION: "PURGE"}
 """Headers of a purge marker.
 
-They need no `Nats-Rollup`, because a bucket keeps one message per key. Buckets that nodes write do
-not allow rollups, because a node could empty the bucket with `Nats-Rollup: all`.
+A bucket keeps one message per key, so a purge needs no `Nats-Rollup`. Buckets that nodes write
+refuse rollups, because `Nats-Rollup: all` would empty the bucket.
 """
 
 
@@ -68,21 +68,21 @@ def stream_of(subject: str) -> str:
 
 
 def kind_of(headers: Mapping[str, str]) -> EntryKind:
-    """Return PURGE for a purge, a delete, or the server's own marker after a TTL."""
+    """Return PURGE for a purge, a delete, and the server's marker after a TTL."""
     if _MARKER in headers or headers.get(OPERATION) in {"PURGE", "DEL"}:
         return EntryKind.PURGE
     return EntryKind.PUT
 
 
 def entry_of(key: str, headers: Mapping[str, str], body: bytes, sequence: int, at_ns: int) -> Entry:
-    """Return a message as an entry; the body of a purge marker becomes its `why`."""
+    """Return a message as an entry. The body of a purge marker is its `why`."""
     kind = kind_of(headers)
     value, why = (body, b"") if kind is EntryKind.PUT else (b"", body)
     return Entry(key, value, sequence, kind, at_ns, why)
 
 
 def ttl_header(ttl_s: float) -> str:
-    """Return the value of `Nats-TTL`: whole seconds, rounded up, at least one (ADR-43)."""
+    """Return the value of `Nats-TTL`: whole seconds, at least 1 (ADR-43)."""
     return f"{max(1, math.ceil(ttl_s))}s"
 
 
@@ -95,10 +95,8 @@ def _headers_of(block: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Sent:
-    """A flag that `_persist` sets for its caller."""
-
     before: bool = False
-    """True if an earlier attempt may have had an effect."""
+    """True if an earlier attempt of `_persist` may have had an effect."""
 
 
 class Records:
@@ -111,7 +109,7 @@ class Records:
     async def call(
         self, subject: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> dict[str, Any]:
-        """Call JetStream's API and return its answer; repeat the call as `_persist` does."""
+        """Call JetStream's API and return its answer. An inconclusive call is repeated."""
         payload = json.dumps(body).encode() if body is not None else b""
         raw = await self._persist(subject, payload, {}, timeout_s=timeout_s)
         return answer_of(raw)
@@ -125,9 +123,9 @@ class Records:
         timeout_s: float | None = None,
         sent: "_Sent | None" = None,
     ) -> Raw:
-        """Send a request repeatedly until an answer is conclusive, and return that answer.
+        """Repeat a request until an answer is conclusive; return that answer.
 
-        A retry has the same headers and so the same Nats-Msg-Id: JetStream stores the write once.
+        Retries have the same Nats-Msg-Id, so JetStream stores a write once.
 
         Raises:
             UnavailableError: no attempt had an effect.
@@ -187,7 +185,6 @@ class Records:
     async def store(
         self, key: str, value: bytes, headers: dict[str, str], *, message_id: str = ""
     ) -> int:
-        """Store one message and return its sequence."""
         check_written(key, value)
         headers = {**headers, MESSAGE_ID: message_id or random_token().hex()}
         sent = _Sent()
@@ -197,8 +194,8 @@ class Records:
             entry = await self.get(key)
             return entry.revision if entry is not None else 0
         except ConflictError as conflict:
-            # The server checks revisions before message ids. So a retried write may conflict with
-            # its own first attempt, which has our message id.
+            # The server checks revisions before message ids. So a retried write can conflict with
+            # its own first attempt, which has the same message id.
             if sent.before and (own := await self._own(key, headers[MESSAGE_ID], str(conflict))):
                 return own
             raise
@@ -209,13 +206,13 @@ class Records:
             raise OutcomeUnknownError(msg) from None
 
     async def _own(self, key: str, message_id: str, conflict: str) -> int:
-        """Return the sequence of the message with this id if it is the key's last, or 0.
+        """Return the sequence of the key's last message if it has this id; 0 if not.
 
-        The stream's leader refused the write and named the last sequence. A node may read from a
-        replica that lags behind the leader, so it reads until the replica has that sequence.
+        `conflict` is the leader's error, which names the last sequence. A node may read from a
+        replica that lags behind the leader. So a node reads until the replica has this sequence.
 
         Raises:
-            OutcomeUnknownError: the replica does not have the sequence in time.
+            OutcomeUnknownError: the replica lags longer than CATCH_UP_S.
         """
         named = _LAST_SEQUENCE.search(conflict) if self._settings.node else None
         least = int(named[1]) if named is not None else 0
@@ -242,7 +239,6 @@ class Records:
         return entry
 
     async def _last(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
-        """Return the last message of a key and its headers; None and {} if there is none."""
         if self._settings.node:
             return await self._last_direct(key)
         try:
@@ -259,9 +255,9 @@ class Records:
         return entry_of(message["subject"], headers, body, int(message["seq"]), at_ns), headers
 
     async def _last_direct(self, key: str) -> tuple[Entry | None, Mapping[str, str]]:
-        """Read by DIRECT.GET: its subject has the key, so permissions limit a node to its keys.
+        """Read by DIRECT.GET. Its subject has the key, so permissions limit a node to its keys.
 
-        Any replica that is in sync answers, not only the leader.
+        Any replica in sync answers.
         """
         raw = await self._persist(f"$JS.API.DIRECT.GET.{stream_of(key)}.{key}", b"", {})
         if raw.status == "404":
@@ -278,7 +274,7 @@ class Records:
         return entry_of(subject, headers, raw.body, int(sequence), at_ns), headers
 
     async def batch(self, writes: Sequence[Write]) -> int:
-        """Store a batch (ADR-50): nothing is stored until the last message commits all of it."""
+        """Store a batch (ADR-50). The last message commits the whole batch."""
         if not writes:
             msg = "an empty batch"
             raise ValueError(msg)
@@ -305,7 +301,7 @@ class Records:
         return int(answer_of(raw)["seq"])
 
     async def _ask_once(self, subject: str, body: bytes, headers: dict[str, str]) -> Raw:
-        """Send one message of a batch, without retries: a retry would break the batch's order."""
+        """Send one message of a batch. A retry would break the batch's order."""
         try:
             await self._link.up(self._settings.write_timeout_s)
             return await self._link.ask(
@@ -340,7 +336,7 @@ class Records:
     async def history(
         self, subject_filter: str, *, after: int = 0, limit: int = 500
     ) -> list[StoredMessage]:
-        """Read stored messages by one DIRECT.GET batch (ADR-31), which ends with a status."""
+        """Read stored messages by one DIRECT.GET batch (ADR-31). A status ends the batch."""
         found: list[StoredMessage] = []
         ended: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
 

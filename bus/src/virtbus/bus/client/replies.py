@@ -1,4 +1,4 @@
-"""Matches answers to requests by token; all requests of a connection share one inbox."""
+"""Matches answers to requests by token. All requests of a connection share one inbox."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,9 +8,9 @@ from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.ids import random_token
 
 _Answer = asyncio.Future[Raw | Exception]
-"""The answer to a request, or an error in its place.
+"""The answer to a request, or an error.
 
-An error is set as the result, because asyncio would log an exception that no task awaits.
+An error is set as the result, because asyncio logs an exception that no task awaits.
 """
 
 
@@ -29,12 +29,12 @@ class Replies:
             TimeoutError: no answer arrived within `timeout_s`.
             BusError: `fail` was called for this request.
         """
-        # random: a service that sees one reply subject cannot guess the token of another request
+        # Random: a service knows the tokens of its requests, and must not guess other tokens.
         token = random_token().hex()
         loop = asyncio.get_running_loop()
         answer: _Answer = loop.create_future()
         self._waiting[token] = (answer, subject.lower())
-        # call_later takes 1 to 2 us, asyncio.timeout 6 us; a create sends five requests
+        # call_later takes 1 to 2 us, asyncio.timeout takes 6 us. A create sends five requests.
         limit = loop.call_later(max(0.0, timeout_s), _give_up, answer)
         try:
             await ask(token)
@@ -47,13 +47,12 @@ class Replies:
         return came
 
     def came(self, token: str, raw: Raw) -> None:
-        """Deliver an answer to the request with this token, if it still waits."""
         waiting = self._waiting.get(token)
         if waiting is not None and not waiting[0].done():
             waiting[0].set_result(raw)
 
     def fail(self, kind: type[BusError], why: str, subject: str = "") -> None:
-        """Fail all waiting requests, or only the requests on `subject`, given in lower case."""
+        """Fail the waiting requests on `subject`, in lower case; if empty, fail all requests."""
         for answer, asked in self._waiting.values():
             if (not subject or asked == subject) and not answer.done():
                 answer.set_result(kind(why))

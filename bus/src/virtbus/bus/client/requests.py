@@ -20,7 +20,7 @@ _CODE = re.compile(r"[0-9]{3}")
 
 
 def headers_out() -> dict[str, str]:
-    """Return the headers of a message: the body's type and the current trace."""
+    """Return the headers of an outgoing message: content type and current trace."""
     headers = {CONTENT_TYPE: MSGPACK}
     traceparent = current_traceparent()
     if traceparent:
@@ -29,10 +29,10 @@ def headers_out() -> dict[str, str]:
 
 
 def data_of(raw: Raw) -> Any:
-    """Return the data of an answer, or raise the error in it as VirtbusError.
+    """Return the data of an answer.
 
     Raises:
-        VirtbusError: the service's error, with texts of limited length.
+        VirtbusError: the answer is the service's error; its texts have a limited length.
         BusError: the answer has an unknown format.
     """
     data = unpack_answer(raw.body, raw.headers.get(CONTENT_TYPE, MSGPACK))
@@ -122,7 +122,7 @@ class RequestClient:
 
 
 class _Replies:
-    """Yields the replies to one request. The queue is bounded; a full queue raises an error."""
+    """Yields the replies to one request. An overflow of the bounded queue raises an error."""
 
     def __init__(self, link: Link, subject: str, idle_timeout_s: float) -> None:
         self._link = link

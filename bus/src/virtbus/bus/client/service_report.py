@@ -16,7 +16,7 @@ SETTLES_S = 0.1
 async def report_state(
     bus: Bus, node: str, changed: asyncio.Event, state: Callable[[], Awaitable[ServiceReport]]
 ) -> None:
-    """Publish `state()` when `changed` is set and at least every INTERVAL_S; never return."""
+    """Publish `state()` after `changed` is set, and at least every INTERVAL_S, until cancelled."""
     while True:
         changed.clear()
         report = await state()

@@ -1,9 +1,9 @@
 """Signs each VM record that a controller writes (ADR 0032).
 
-The signature is an HMAC-SHA-256 of node, uid and the encoded record (with its epoch, without the
-signature). A host stores the signature with its copy of the record. So a rebuild can verify that a
-controller wrote the copy. The keys are stored in `$KV.sec._signing`, which only controllers can
-read. A backup of the bus with secrets contains the keys, too.
+The signature is an HMAC-SHA-256 of node, uid and the encoded record without its signature. A host
+stores the signature in its copy of the record. So a rebuild can verify that a controller wrote the
+copy. Only controllers can read the keys, in `$KV.sec._signing`. A backup of the bus with secrets
+contains the keys, too.
 """
 
 import asyncio
@@ -41,12 +41,10 @@ class Signer:
         self.id = hmac.digest(seed, b"virtbus key", "sha256").hex()[:8]
 
     def signed(self, node: str, uid: str, value: bytes) -> bytes:
-        """Return the encoded record with a signature; replace a signature that it already has."""
         bare = unsigned(value)
         return with_signature(bare, self._text(node, uid, bare))
 
     def verifies(self, record: VmRecord) -> bool:
-        """Return True if the record has a valid signature of this key."""
         bare = encode(record.model_copy(update={"signature": ""}))
         right = self._text(record.node, record.uid, bare)
         return hmac.compare_digest(record.signature.encode(errors="replace"), right.encode())
@@ -63,7 +61,7 @@ class _Kept(NamedTuple):
 
 
 class RecordKeys:
-    """The signing keys of all controllers. The first controller makes a key; the others read it."""
+    """The signing keys that all controllers share. The first controller makes a key."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -71,10 +69,10 @@ class RecordKeys:
         self._one = asyncio.Lock()
 
     async def signer(self) -> Signer:
-        """Return the signer with the oldest key; create a key if there is none.
+        """Return the signer with the oldest key; create a key if the bus has none.
 
-        A bus restored from a backup may have several keys: its own and the backup's. A signature
-        by any of them is valid. Raises BusError if the keys cannot be read or written.
+        After a restore, a bus may have its own key and the backup's key. Signatures of both are
+        valid. Raises BusError if the keys cannot be read or written.
         """
         if self._signer is None:
             async with self._one:
@@ -99,14 +97,13 @@ class RecordKeys:
         value = SigningKey(seed=seed.hex(), created_ns=self._bus.sources.time_ns())
         try:
             await self._bus.put(key, encode(value), expect=0)
-        except OutcomeUnknownError as error:  # the caller's own write was not sent
+        except OutcomeUnknownError as error:  # the caller's own write was surely not sent
             message = f"{key}: {error}"
             raise UnavailableError(message) from error
         log.info("key %s signs records", signer.id, extra={"code": "signing_key"})
         return signer
 
     async def listed(self) -> Mapping[str, _Kept]:
-        """Return all keys of the bus, by id."""
         found: dict[str, _Kept] = {}
         async with self._bus.watch(subjects.signing_keys()) as watch:
             async for item in watch:
@@ -135,7 +132,7 @@ class RecordKeys:
 
 
 class SigningBus:
-    """Wraps a bus and signs the VM records that are written; passes on all other calls."""
+    """Wraps a bus and signs the VM records that it writes. All other calls are unchanged."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -145,11 +142,9 @@ class SigningBus:
         return getattr(self._bus, name)
 
     async def put(self, key: str, value: bytes, **more: Any) -> int:
-        """Sign the value if it is a VM record, then write it like `Bus.put`."""
         return await self._bus.put(key, await self._signed(key, value), **more)
 
     async def batch(self, writes: Sequence[Write]) -> int:
-        """Sign the VM records among the values, then write all like `Bus.batch`."""
         signed = [
             one if one.value is None else replace(one, value=await self._signed(one.key, one.value))
             for one in writes
@@ -166,6 +161,6 @@ class SigningBus:
 
 
 def signing(bus: Bus) -> tuple[Bus, RecordKeys]:
-    """Wrap a bus so that it signs VM records; return the wrapped bus and its keys."""
+    """Return a bus that signs VM records, and its keys."""
     made = SigningBus(bus)
     return cast("Bus", made), made.keys

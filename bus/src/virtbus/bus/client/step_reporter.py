@@ -1,4 +1,4 @@
-"""Publishes the outcomes of a service's step in a VM's creation: ready messages and events."""
+"""Publishes ready messages and events for a service's step in a VM's creation."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -29,19 +29,17 @@ class StepReporter(EventRecorder):
         self._names = names
 
     async def ready(self, ready: ImageReady | NetReady) -> None:
-        """Publish the step's outcome as a core message, which may be lost."""
+        """Publish the step's outcome. The message may be lost."""
         await self._bus.publish(subjects.ready(self._node, ready.uid, self._names.step), ready)
 
     def made(self, record: VmRecord, took_ms: float, detail: Mapping[str, str]) -> None:
-        """Emit the event that the step has made resources, after `took_ms` of work."""
         self.emit(self.about(self._names.made, record, took_ms=took_ms, detail=detail))
 
     def failed(self, record: VmRecord, error: VirtbusError, attempt: int) -> None:
-        """Emit the event of a failure, once in ten minutes for an epoch, generation and reason."""
+        """Emit a failure once in ten minutes for each epoch, generation and reason."""
         detail = {"attempt": str(attempt)}
         why = {"reason": error.reason, "message": str(error), "detail": detail}
         self.emit(self.about(self._names.failed, record, **why))
 
     def released(self, uid: str, epoch: int) -> None:
-        """Emit the event that all resources of a VM were removed."""
         self.emit(self.event(self._names.released, uid=uid, epoch=epoch))

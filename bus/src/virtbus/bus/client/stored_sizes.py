@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def check_written(key: str, value: bytes) -> None:
-    """Raise OversizeError if a value exceeds the size limit of the key's kind of record."""
+    """Raise OversizeError if a value exceeds the limit for keys of this kind."""
     if len(value) <= LEAST_WRITTEN_BYTES:
         return
     bound = bound_of(key)
@@ -21,7 +21,7 @@ def check_written(key: str, value: bytes) -> None:
 
 
 def fact_body(subject: str, value: Any, encode: Callable[[Any], bytes]) -> bytes:
-    """Encode an event by `encode`; if it is too large, encode a smaller form of it."""
+    """Return an encoded event. An event that is too large is encoded in a smaller form."""
     body = encode(value)
     if len(body) <= LEAST_WRITTEN_BYTES or len(body) <= (most := bound_of(subject).written_bytes):
         return body

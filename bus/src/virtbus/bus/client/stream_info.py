@@ -1,4 +1,4 @@
-"""Reads JetStream's description of a stream: its extent, its fill and its replicas."""
+"""Reads extent, fill and replicas of a stream from JetStream's STREAM.INFO."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ Info = Mapping[str, Any]
 
 
 def fill_of(info: Info) -> float:
-    """Return the used share of a stream's max_bytes; 0 if the stream has no limit."""
+    """Return the used share of a stream's max_bytes; 0 without a limit."""
     most = int(info["config"].get("max_bytes", -1))
     return int(info["state"]["bytes"]) / most if most > 0 else 0.0
 
@@ -42,7 +42,6 @@ def report_of(info: Info, consumers: Iterable[Info]) -> StreamReport:
 
 
 def _current(info: Info) -> int:
-    """Return how many replicas of a stream are up to date and online, including the leader."""
     cluster = info.get("cluster") or {}
     others = cluster.get("replicas") or []
     return 1 + sum(bool(one.get("current")) and not one.get("offline") for one in others)

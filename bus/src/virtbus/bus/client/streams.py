@@ -2,8 +2,8 @@
 
 A client opens a stream with `opening`, a service answers with `accepting`. Both get a `ByteStream`.
 Each end buffers at most its window of unread bytes, so a slow reader delays only its own stream. A
-lost message, for example at a reconnect, ends the stream. So the bytes never have a gap. A stream
-of datagrams continues after a lost datagram.
+lost message, for example at a reconnect, ends the stream, because its bytes must not have a gap. A
+stream of datagrams continues.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 INPUT_WINDOW_BYTES = 64 * 1024
-"""A service's window of unread bytes per client. It is small because there are many clients."""
+"""A service's window of unread bytes per client: small, because a service has many clients."""
 MAX_DATAGRAMS = 256
 DETACHED = "detached"
 LEFT = "the service ended the stream; open it again"
@@ -41,13 +41,13 @@ _FIRST_ANSWER_S = 10.0
 
 
 class StreamEndedError(BusError):
-    """The stream has ended; the text is the reason."""
+    """The stream has ended, for the reason in the text."""
 
 
 class ByteStream:
-    """One end of a stream. `closed` is empty while it is open, then the reason for its end.
+    """One end of a stream. `closed` is the reason of its end; empty while the stream is open.
 
-    One task may read and one task may write at a time.
+    At a time, one task may read and one task may write.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ByteStream:
     ) -> None:
         self.closed = ""
         self.noted: Callable[[str], None] = lambda _text: None
-        """Called with each text that the other end sends by `note`."""
+        """Gets each text that the other end sends by `note`."""
         self._tell = tell
         self._flow = flow
         self._datagrams = datagrams
@@ -85,12 +85,12 @@ class ByteStream:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send all of `data`; wait while the other end's window is full.
+        """Send all of `data`, as the other end's window allows.
 
         Raises:
             StreamEndedError: the stream has ended.
         """
-        left = memoryview(data)  # a slice of bytes would copy the rest for each piece
+        left = memoryview(data)  # slicing bytes would copy the rest for each piece
         while left:
             while (room := self._flow.room) <= 0 and not self.closed:
                 self._writable.clear()
@@ -100,7 +100,7 @@ class ByteStream:
             await self._say(StreamData(data=piece, at=self._flow.sending(len(piece))))
 
     async def write_datagram(self, data: bytes) -> None:
-        """Send `data` in one piece; drop it if the window is too small. Raises as `write`."""
+        """Send `data` in one piece, or drop it if the window is too small. Raises as `write`."""
         self._still_open()
         if data and len(data) <= self._flow.room_whole:
             await self._say(StreamData(data=data, at=self._flow.sending(len(data))))
@@ -116,17 +116,17 @@ class ByteStream:
             await self._say(StreamData(note=text))
 
     def end(self, why: str) -> None:
-        """End the stream now and drop unread bytes; leaving the context notifies the other end."""
+        """End the stream now and drop unread bytes. The context's exit notifies the other end."""
         self.closed = self.closed or why
         self._came.clear()
         self._over.set()
         self._wake()
 
     async def while_open(self, *work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` concurrently until all of it is done or the stream has ended.
+        """Run `work` concurrently until all coroutines are done or the stream has ended.
 
-        If the other end closes, unread bytes are read first. An ended stream or a broken local
-        connection (OSError) raises nothing.
+        After the other end closes, the unread bytes can still be read. The end of the stream and a
+        broken local connection (OSError) raise nothing.
         """
         async with background() as tasks:
             running = {tasks.start(self._guarded(one)) for one in work}
@@ -159,7 +159,6 @@ class ByteStream:
 
     # --- for the receiver of the other end's messages -------------------------------------------
     def heard(self, piece: StreamData) -> None:
-        """Process one message of the other end."""
         if self.closed:
             return
         try:
@@ -179,7 +178,7 @@ class ByteStream:
         self._wake()
 
     def _keep(self, data: bytes) -> None:
-        """Buffer bytes: join small pieces to save memory, or keep the newest MAX_DATAGRAMS."""
+        """Buffer bytes. Join small pieces to save memory. Keep only the newest MAX_DATAGRAMS."""
         if self._datagrams:
             self._came.append(bytearray(data))
             if len(self._came) > MAX_DATAGRAMS:
@@ -190,7 +189,6 @@ class ByteStream:
             self._came.append(bytearray(data))
 
     async def send_keep_alives(self) -> None:
-        """Send a keep-alive with the current limit every KEEP_ALIVE_S, until the stream ends."""
         with suppress(StreamEndedError):
             while not await wait_for_event(self._over, KEEP_ALIVE_S):
                 self._still_open()
@@ -206,7 +204,7 @@ async def carry(
 ) -> None:
     """Copy bytes between a stream and a local connection, in both directions.
 
-    It returns when both directions have ended or one breaks. It leaves `stream` and `writer` open.
+    Return when both directions have ended or one has failed. `stream` and `writer` stay open.
     """
 
     async def out() -> None:
@@ -228,9 +226,9 @@ async def carry(
 async def accepting(
     bus: Bus, request: Request, want: StreamOpen, *, datagrams: bool = False
 ) -> AsyncIterator[ByteStream]:
-    """Open the service's end of the stream that `request` asks for. The context's exit closes it.
+    """Open the service's end of the stream in `request`. The context's exit closes the stream.
 
-    The client sends its bytes to a random subject that only this client learns.
+    The client sends its bytes to a random subject, which only this client learns.
     """
     subject = f"{request.subject}.{bus.sources.uuid7()}"
     flow = FlowControl(INPUT_WINDOW_BYTES)
@@ -271,19 +269,20 @@ async def opening(
     window: int = WINDOW_BYTES,
     datagrams: bool = False,
 ) -> AsyncIterator[ByteStream]:
-    """Open the client's end of a stream served on `subject`. The context's exit closes it.
+    """Open the client's end of a stream on `subject`. The context's exit closes the stream.
 
-    Example: a console, whose reader may be slow::
+    Example for a console::
 
         subject = subjects.rpc(view.node, "agent", "console")
         async with opening(bus, subject, ConsoleOpen(uid=view.uid)) as stream:
             await stream.write(keys)
             while data := await stream.read():
-                ...  # stream.closed has the reason of the end
+                ...
+            # stream.closed is the reason of the end
 
     Raises:
         VirtbusError: the service refused the stream.
-        UnavailableError: there is no responder, no connection, or no answer in time.
+        UnavailableError: no responder, no connection, or no answer in time.
     """
     flow = FlowControl(window)
     query = want.model_copy(update={"window": window})
@@ -309,12 +308,11 @@ async def opening(
             yield stream
         finally:
             stream.end(DETACHED)
-            # no effect if the other end closed the stream first
+            # This has no effect if the service closed the stream first.
             await tell(StreamData(closed=stream.closed))
 
 
 async def _follow(answers: AsyncIterator[Any], stream: ByteStream) -> None:
-    """Process the service's messages, until the stream ends or the connection is lost."""
     try:
         while not stream.closed:
             stream.heard(validate(StreamData, await anext(answers)))

@@ -1,4 +1,4 @@
-"""Reads core messages one by one; continues after an invalid message or a failing handler."""
+"""Reads core messages one by one, and skips invalid messages."""
 
 import asyncio
 import logging
@@ -20,11 +20,11 @@ async def hear(
     model: type[Model] | Callable[[str], type[Model]],
     take: Callable[[Model], None],
 ) -> None:
-    """Pass the data of every message to `take`, until `messages` ends.
+    """Pass the data of each message to `take`, until `messages` ends.
 
-    `model` is the data's model, or a function that returns the model for a subject. If a message is
-    invalid or `take` fails, the message is skipped, so a publisher cannot end the reader. The log
-    gets the 1st, 2nd, 4th, 8th … skipped message.
+    `model` is the data's model, or a function that returns the model for a subject. A message that
+    is invalid or makes `take` fail is skipped, so a publisher cannot end the reader. Of the skipped
+    messages, the 1st, 2nd, 4th, 8th … are logged.
     """
     bad = 0
     async for message in messages:

@@ -1,7 +1,7 @@
 """Passes on the trace context of messages, and stores spans as events, without a collector.
 
-Only `recording` loads OpenTelemetry. A process that does not call it, such as the CLI, records no
-spans: there `span` only passes the traceparent on.
+Only `recording` loads OpenTelemetry. In a process without `recording`, such as the CLI, `span` only
+passes on the traceparent.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UID = "virtbus.uid"
-"""The span attribute that names the VM; spans without it are not stored."""
+"""The span attribute with the VM's uid. Spans without this attribute are not stored."""
 SERVICE = "virtbus.service"
-"""The span attribute with the service's name, if the span is recorded for another process."""
+"""The span attribute with the service's name, in a span recorded for another process."""
 TOGETHER_S = 0.2
-"""Time for which spans of a VM are collected into one event, to save the CPU time of messages."""
+"""Spans of a VM within this time become one event, because each message takes CPU time."""
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
 _inbound: ContextVar[str | None] = ContextVar("virtbus_traceparent", default=None)
 _tracers: list["Tracer"] = []
-"""The tracer of each active `recording`. `span` uses the first; a process normally has one."""
+"""The tracers of the active `recording`s, normally one. `span` uses the first."""
 
 
 class Emit(Protocol):
@@ -42,7 +42,7 @@ class Emit(Protocol):
 
 
 class SpanFactory(Protocol):
-    """The signature that services use; `span` and `no_span` implement it."""
+    """The signature of `span` and `no_span`."""
 
     def __call__(
         self, name: str, *, uid: str = "", parent: str | None = None
@@ -50,13 +50,13 @@ class SpanFactory(Protocol):
 
 
 def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractContextManager[None]:
-    """Return a context that does nothing, for callers without tracing."""
+    """Return a context that records nothing."""
     del name, uid, parent
     return nullcontext()
 
 
 def current_traceparent() -> str | None:
-    """Return the traceparent of the running span, otherwise of the request, otherwise None."""
+    """Return the traceparent of the running span or of the request; None without both."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None:
         context = trace.get_current_span().get_span_context()
@@ -67,7 +67,7 @@ def current_traceparent() -> str | None:
 
 @contextmanager
 def continued(traceparent: str | None) -> Iterator[None]:
-    """Run the context's body in the trace of a message; ignore an invalid traceparent."""
+    """Run the context's body in the trace of a message. An invalid traceparent is ignored."""
     valid = traceparent is not None and _TRACEPARENT.fullmatch(traceparent)
     token = _inbound.set(traceparent if valid else None)
     try:
@@ -82,9 +82,9 @@ def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) ->
 
     Args:
         name: `virtbus <verb> <noun>`.
-        uid: the VM; a span without a VM is exported, but not stored as an event.
-        parent: the parent's traceparent; by default that of the running span, or the request's.
-        more: further attributes; never secrets.
+        uid: the VM. A span without a VM can only be exported by OTLP.
+        parent: the parent's traceparent. The default is the running span, or the request's span.
+        more: further attributes without secrets.
     """
     if not _tracers:
         with continued(parent or _inbound.get()):
@@ -92,7 +92,7 @@ def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) ->
         return
     from opentelemetry import context, trace
 
-    # not `start_as_current_span`: its two generators take as long as the span itself
+    # `start_as_current_span` would double the time, because it runs two generators.
     running = _tracers[0].start_span(
         name, context=_context(parent), attributes={UID: uid, **more} if uid else more
     )
@@ -118,7 +118,7 @@ def record_span(
     end_ns: int,
     **more: str,
 ) -> None:
-    """Record a span for the process `service`, from `start_ns` to `end_ns` (Unix nanoseconds)."""
+    """Record a span of another process, `service`. Times are Unix nanoseconds."""
     if _tracers:
         attributes = {UID: uid, SERVICE: service, **more}
         _tracers[0].start_span(
@@ -127,7 +127,6 @@ def record_span(
 
 
 def _context(parent: str | None) -> "Context | None":
-    """Return the context in which a span starts; None means OpenTelemetry's current context."""
     from opentelemetry import trace
 
     if parent is None:
@@ -145,7 +144,7 @@ def _context(parent: str | None) -> "Context | None":
 def span_fields(ended: "ReadableSpan", service: str, node: str) -> dict[str, Any]:
     """Return a finished span as a dict with the fields of `schemas.events.Span`.
 
-    It builds no model, because that takes CPU time for every span.
+    To build the model would take CPU time for each span.
     """
     own = ended.get_span_context()
     attributes = {str(k): str(v) for k, v in (ended.attributes or {}).items() if k != UID}
@@ -204,7 +203,7 @@ class _Together:
 
 
 def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
-    """Return a SpanProcessor that emits spans as events; it needs no thread of its own."""
+    """Return a SpanProcessor that emits spans as events, without a thread."""
     from opentelemetry.sdk.trace import SpanProcessor
 
     together = _Together(node, emit)
@@ -233,8 +232,8 @@ def recording(
     Args:
         service: the service's name in spans.
         node: the node in the events' subjects.
-        emit: `bus.emit`; None stores nothing.
-        otlp_endpoint: OTLP/HTTP base URL; default: the environment's OTEL_EXPORTER_OTLP_ENDPOINT.
+        emit: `bus.emit`; with None, spans are not stored.
+        otlp_endpoint: OTLP/HTTP base URL. The default is the variable OTEL_EXPORTER_OTLP_ENDPOINT.
     """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -258,7 +257,7 @@ def recording(
 
 
 def _export(provider: "TracerProvider", endpoint: str) -> None:
-    """Also send spans to an OTLP collector; this exporter starts a thread."""
+    """Also send spans to an OTLP collector. The exporter starts a thread."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 

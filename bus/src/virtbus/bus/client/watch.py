@@ -1,8 +1,8 @@
-"""Watches keys by pull requests: a list, SYNCED, then changes; after any fault a new list.
+"""Watches keys by pull requests: a list, SYNCED, then changes. After any fault it lists again.
 
-nats-py's own watch stops after a server restart and loses messages silently. Here a pull request
-with an idle heartbeat is always outstanding. After a gap, a missed heartbeat, a new connection or
-an error status, the watch rewinds its consumer and lists again.
+nats-py's own watch stops at a server restart, and loses messages silently. Here, a pull request
+with an idle heartbeat is always open. After a gap, a missed heartbeat, a new connection or an error
+status, the watch rewinds its consumer and lists again.
 """
 
 import asyncio
@@ -25,27 +25,26 @@ log = logging.getLogger(__name__)
 BATCH = 512
 EXPIRES_S = 30.0
 BRIEF_EXPIRES_S = 5.0
-"""Expiry of a pull that could receive messages of a later list (`WatchSource.stays`)."""
+"""Expiry of a pull that might receive messages of a later list (see `WatchSource`)."""
 HEARTBEAT_S = 1.0
 SILENCE_S = 2.2
-"""Two heartbeats and a margin: after this silence the consumer or the connection counts as gone."""
+"""After this silence, consumer or connection count as lost: two heartbeats and a margin."""
 SILENT_PARTS = 2
-"""Number of waits into which SILENCE_S is divided. Each wait is longer than HEARTBEAT_S, so that an
-idle watch wakes its process for heartbeats only.
+"""Number of waits for SILENCE_S in total. Each wait is longer than HEARTBEAT_S, so that only
+heartbeats wake the process of an idle watch.
 
-After a pause of this process, a timer expires before pending messages are read. With one long wait,
-each watch would then request a full list on a busy machine.
+After a pause of this process, a timer expires before pending messages are read. With a single wait,
+each watch on a busy machine would then request a full list.
 """
 UP_S = 60.0
-"""Time for which one attempt waits for a connection."""
 
 
 class WatchSource(Protocol):
-    """A consumer on the server that a watch pulls from.
+    """A consumer on the server, from which a watch pulls.
 
-    `stays` is True for a durable consumer. Pulls of earlier lists then still exist: a cluster
-    serves them until they expire, even if their subscription or connection is gone. So they can
-    receive a part of the new list, or all of it.
+    `stays` is True for a durable consumer. A cluster serves earlier pulls of this consumer until
+    they expire, even if their connection is gone. So earlier pulls can receive messages of a new
+    list.
     """
 
     stays: bool
@@ -54,10 +53,10 @@ class WatchSource(Protocol):
     def pull_subject(self) -> str: ...
 
     async def rewind(self) -> int:
-        """Let the consumer deliver the list again; return its number of messages."""
+        """Let the consumer deliver the list again; return the list's number of messages."""
 
     async def close(self) -> None:
-        """Delete the consumer unless `stays`."""
+        """Delete the consumer if `stays` is False."""
 
 
 class _Doubt(StrEnum):
@@ -72,15 +71,15 @@ class _Doubt(StrEnum):
 
 
 _PULLED = frozenset({_Doubt.ASKED, _Doubt.GAP})
-"""Reasons after which earlier pulls are still outstanding."""
+"""Reasons that leave the earlier pulls open."""
 _AT_ONCE = frozenset({_Doubt.START, _Doubt.ASKED, _Doubt.LINK})
-"""Reasons that need no pause before the list, because they are no fault of the server."""
+"""Reasons without a pause before the list, because the server is not at fault."""
 
 
 class PullWatch:
-    """Implements `ports.Watch`.
+    """A `ports.Watch`.
 
-    It has no task: it works only inside the reader's `async for`, so a slow reader slows the pulls.
+    It works inside the reader's `async for`, without a task. So a slow reader slows the pulls.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class PullWatch:
         self._next_sequence = 1
         self._synced = False
         self._listed_yet = 0
-        """Messages of the list that are still missing."""
+        """Number of the list's messages that have not arrived yet."""
         self._begun_s = 0.0
 
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
@@ -120,12 +119,10 @@ class PullWatch:
         self._raws.wake()
 
     def changed(self) -> None:
-        """Request a new list, because the connection was lost or made."""
         self._doubt = _Doubt.LINK
         self._raws.wake()
 
     async def _begin(self, why: _Doubt) -> None:
-        """Start a new list: yield RESET, and at once SYNCED if there is nothing to list."""
         try:
             if why not in _AT_ONCE:
                 await asyncio.sleep(next(self._pauses))
@@ -158,8 +155,8 @@ class PullWatch:
     async def _listen(self, why: _Doubt) -> None:
         """Drop received messages and subscribe to an inbox.
 
-        For a durable consumer, the inbox stays the same while the connection lasts, because earlier
-        pulls still deliver to this inbox.
+        Earlier pulls of a durable consumer still deliver to their inbox. So the inbox stays the
+        same as long as the connection.
         """
         if why is _Doubt.LINK or not self._source.stays:
             await self.close()
@@ -180,7 +177,6 @@ class PullWatch:
         self._ready.append(WatchMark.SYNCED)
 
     async def _pull(self) -> None:
-        """Send one more pull request, for BATCH messages."""
         self._left += BATCH
         brief = self._source.stays and self._link.clustered
         expires_s = BRIEF_EXPIRES_S if brief else EXPIRES_S
@@ -192,7 +188,6 @@ class PullWatch:
         )
 
     async def _follow(self) -> None:
-        """Process one message, or set `_doubt` if none arrives in time."""
         if await self._silent():
             self._doubt = _Doubt.SILENT
         if self._link.generation != self._generation or not self._link.connected:
@@ -213,19 +208,17 @@ class PullWatch:
             self._doubt = _Doubt.LINK
 
     async def _silent(self) -> bool:
-        """Wait for a message; return True if none arrived for SILENCE_S."""
         for _ in range(SILENT_PARTS):
             if await self._raws.wait(SILENCE_S / SILENT_PARTS):
                 return False
         return True
 
     async def _control(self, raw: Raw) -> None:
-        """Handle a status message: heartbeat, end of a pull, or an error."""
         match raw.status:
             case "100":
                 if not self._synced and self._listed_yet > 0:
-                    # A heartbeat follows an idle second. If the list began within that second, the
-                    # heartbeat proves nothing. Otherwise messages of the list are missing.
+                    # A heartbeat follows an idle second. A list older than a second has then lost
+                    # messages. For a younger list, the heartbeat proves nothing.
                     if not self._just_begun:
                         self._doubt = _Doubt.GAP
                 elif not self._synced:
@@ -239,7 +232,7 @@ class PullWatch:
                     self._left = max(0, self._left)
                     await self._pull()
             case "409" if "MaxWaiting" in raw.headers.get("Description", ""):
-                self._left = BATCH  # enough earlier pulls are outstanding
+                self._left = BATCH  # enough earlier pulls are open
             case _:
                 self._doubt = _Doubt.REFUSED
 
@@ -250,14 +243,14 @@ class PullWatch:
         first = 5 if len(tokens) <= 9 else 7
         try:
             sequence, consumer_sequence, at_ns, pending = map(int, tokens[first : first + 4])
-        except ValueError:  # a garbled subject; a new list repeats the message
+        except ValueError:  # the subject is garbled; a new list repeats the message
             self._doubt = _Doubt.GAP
             return
         self._left -= 1
         if consumer_sequence != self._next_sequence:
             if self._next_sequence > 1 or self._listed_yet <= 0 or not self._just_begun:
                 self._doubt = _Doubt.GAP
-            return  # without a gap, the message belongs to the previous list
+            return  # if this is no gap, the message belongs to the previous list
         self._next_sequence += 1
         self._listed_yet -= 1
         self._ready.append(entry_of(raw.subject, raw.headers, raw.body, sequence, at_ns))
@@ -270,7 +263,6 @@ class PullWatch:
         return asyncio.get_running_loop().time() - self._begun_s < HEARTBEAT_S
 
     async def close(self) -> None:
-        """Close the current subscription."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.close()
@@ -280,7 +272,7 @@ class PullWatch:
 async def watching(
     link: Link, source: WatchSource, name: str, gate: Gate | None = None
 ) -> AsyncIterator[PullWatch]:
-    """Open a watch that lists again after a reconnect; at the end, delete an ephemeral consumer."""
+    """Open a watch that lists again after a reconnect. The exit deletes an ephemeral consumer."""
     watch = PullWatch(link, source, name, gate)
     forget = link.on_change(watch.changed)
     try:

@@ -1,12 +1,12 @@
 """Builds a bus's NATS accounts: for the controllers, each node, client role, bridge and runtime.
 
-The controllers' account owns the streams. A subject crosses accounts only if one account exports
-it and the other imports it. The server rewrites every reply subject that crosses. So a reply or
-deliver subject chosen by a node never acts in the account with the streams (BUS-06, BUS-07). The
+The controllers' account owns the streams. A subject crosses accounts if one account exports the
+subject and the other imports it. The server rewrites each reply subject that crosses. So a reply or
+deliver subject of a node's choice never acts in the account with the streams (BUS-06, BUS-07). The
 server also adds the requester's account to each request.
 
-Clients reach nodes through the controllers' account. Only published messages go directly from a
-node's account to a client's, because the server does not forward imports of imports.
+Clients' requests reach nodes through the controllers' account. Published messages of a node go
+directly to a client's account, because the server does not forward imports of imports.
 """
 
 import re
@@ -34,7 +34,7 @@ class RequestExport:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A service, or a subject of published messages, and the accounts that may import it."""
+    """An exported service or subject of published messages, and the accounts that may import it."""
 
     what: RequestExport | str
     to: tuple[str, ...]
@@ -42,7 +42,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An import from `account`. `local` is its subject in the importing account if it differs."""
+    """An import from `account`. `local` is its new subject in the importing account, if any."""
 
     what: RequestExport | str
     account: str
@@ -59,13 +59,13 @@ class Account:
     imports: list[Import] = field(default_factory=list)
     streams: bool = False
     renamed: dict[str, str] = field(default_factory=dict)
-    """New subjects by old subjects, which the server renames on a publish within the account."""
+    """New subjects by old subjects. The server renames a subject at a publish in the account."""
 
 
 def _services(role: Role) -> list[RequestExport]:
     """Return the services of the controllers' account that a user may call.
 
-    They are the subjects that the user may publish, except those of its own account.
+    These are the subjects that the user may publish outside the user's own account.
     """
     home = ["_INBOX", permissions.SERVER_ANSWERS]
     if role.node:
@@ -96,9 +96,8 @@ def accounts(
 ) -> list[Account]:
     """Return all accounts of a bus.
 
-    `bridges` are the bridges besides the first one. `cris` are the nodes that run `virtbus-cri`.
-
-    `system` adds the user that may reload the servers' configuration.
+    `bridges` are the clusters of further bridges (`permissions.bridge`). `cris` are the nodes that
+    run `virtbus-cri`. `system` adds the user that may reload the servers' configuration.
     """
     control = Account(CONTROL_ACCOUNT, streams=True)
     clients: dict[str, Account] = {}
@@ -123,7 +122,6 @@ def _hears_events(role: Role) -> bool:
 
 
 def _offered(clients: Iterable[Account]) -> list[Export]:
-    """Return the exports that the clients' imports need: each subject once, with all importers."""
     takers: dict[RequestExport | str, list[str]] = {}
     for account in clients:
         for one in account.imports:
@@ -132,11 +130,11 @@ def _offered(clients: Iterable[Account]) -> list[Export]:
 
 
 def _local(subject: str) -> str:
-    """Return the subject of a JetStream call inside a node's account; empty if it is not renamed.
+    """Return the new subject of a JetStream call inside a node's account; empty for no renaming.
 
-    Even in an account without streams, the server answers `$JS.API.>` with "not enabled", and the
-    requester takes the first answer. The server does not give this answer to pulls and direct gets,
-    so they are not renamed.
+    In an account without streams, the server itself answers `$JS.API.>` with "not enabled". The
+    requester would take this first answer, so the subject is renamed. Pulls and direct gets do not
+    get this answer.
     """
     head = "$JS.API.CONSUMER."
     verb = subject.removeprefix(head).partition(".")[0]
@@ -145,12 +143,12 @@ def _local(subject: str) -> str:
 
 
 def heard_of(node: str) -> str:
-    """Return a subject that every server answers once it has loaded the node's account."""
+    """Return a subject that each server answers after loading the node's account."""
     return _local(f"$JS.API.CONSUMER.INFO.KV_vm.{node_consumer(node, WATCHING_SERVICES[0])}")
 
 
 def _node(name: str, control: Account, clients: list[Account]) -> Account:
-    """Return a node's account; add the matching exports and imports to `control` and `clients`."""
+    """Return a node's account. Add the matching exports and imports to `control` and `clients`."""
     agent = permissions.agent(name)
     account = Account(agent.account, list(permissions.node_users(name)))
     for service in _services(agent):

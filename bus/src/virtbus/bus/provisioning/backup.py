@@ -1,16 +1,16 @@
 """Copies the desired state of a bus to a backup file, and restores it.
 
-A backup has records, claims, purge markers of deleted VMs, node specs and secrets. It has the
-objects with a name: volumes, snapshots, image names, networks, security groups and backup
-schedules. With the secrets it has the keys by which controllers sign records, so that nodes trust
-the restored records. It has each node's host record, so that no other host can take a node's name.
+A backup has records, claims, purge markers of deleted VMs, node specs and secrets. It also has the
+named objects: volumes, snapshots, image names, networks, security groups and backup schedules. The
+secrets include the keys by which controllers sign records, so that nodes trust restored records.
+With the host records, no other host can take a node's name.
 
-It excludes observed state (statuses, liveness), join records, tombstones, operations, events and
-other keys that concern only this bus (`_lasts`).
-Values are copied as bytes, without conversion.
+A backup excludes observed state (statuses, liveness), join records, tombstones, operations, events
+and other keys that concern only this bus (`_lasts`). Values are copied as bytes.
 
-The bus is in use during the copy: each key has its value at some moment between begin and end. This
-can cause the same inconsistencies as a crash (ADR 0003). Controllers repair them in the same way.
+Services write to the bus during the copy. The values of two keys may come from different times.
+Such a copy can have the same inconsistencies as a bus after a crash (ADR 0003). Controllers repair
+both in the same way.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from virtbus.schemas.subjects import (
 from virtbus.schemas.version import check_version
 
 QUIET_S = 0.3
-"""Changes that are made during a list arrive within this time after its end."""
+"""Changes made during a list arrive within this time after the list."""
 MARKER_TTL_S = 86_400.0
 
 _SECRETS = "$KV.sec."
@@ -52,12 +52,12 @@ _NAMED = (
 
 
 class BackupError(Exception):
-    """The file is not a complete backup, or it cannot be restored into this bus."""
+    """The file is no complete backup, or cannot be restored into this bus."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A backup: values by key, and in `marked` the keys of deleted VMs. `taken_ns` is Unix time."""
+    """A backup: values by key, and the keys of deleted VMs (`marked`). `taken_ns` is Unix time."""
 
     taken_ns: int
     values: Mapping[str, bytes]
@@ -65,7 +65,6 @@ class Backup:
 
     @property
     def records(self) -> list[str]:
-        """The keys of VM records."""
         return [key for key in self.values if _is_record(key)]
 
     @property
@@ -75,27 +74,25 @@ class Backup:
 
     @property
     def is_secret(self) -> bool:
-        """Return True if it has secrets or signing keys."""
         return any(key.startswith(_SECRETS) for key in self.values)
 
 
 @dataclass(slots=True)
 class Restored:
-    """The result of a restore: counts of keys that were written and that existed already."""
+    """The result of a restore: counts of keys that were written or already present."""
 
     written: int = 0
     present: int = 0
     vms: list[str] = field(default_factory=list)
-    """The uids of VMs that were written."""
     deleted: list[str] = field(default_factory=list)
-    """Not restored, because this bus has deleted them (I3): uids of VMs, then of named objects."""
+    """Uids of VMs, then of named objects, that this bus has deleted and that stay deleted (I3)."""
 
 
 async def take(bus: Bus, *, secrets: bool = True) -> Backup:
-    """Copy the bus; needs a role that may read all of `$KV.vm` and `$KV.sec`.
+    """Copy the bus. The user needs read access to all of `$KV.vm` and `$KV.sec`.
 
-    Secrets are read after the records, because a create writes its secrets before its record.
-    Secrets without a record are left out.
+    A create writes its secrets before its record. So secrets are read after the records. Secrets
+    without a record are left out.
     """
     entries = await _listed(bus, "$KV.vm.>")
     values = {key: entry.value for key, entry in entries.items() if _lasts(entry)}
@@ -116,7 +113,7 @@ async def take(bus: Bus, *, secrets: bool = True) -> Backup:
 
 
 async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
-    """Return the last message of each key, with changes made during the list."""
+    """Return the last message of each key, including changes during the list."""
     found: dict[str, Entry] = {}
     synced = False
     async with bus.watch(keys) as watch:
@@ -136,15 +133,15 @@ async def _listed(bus: Bus, keys: str) -> dict[str, Entry]:
 
 
 async def put_back(bus: Bus, backup: Backup) -> Restored:
-    """Write a backup into a bus without VMs and named objects of its own; safe to repeat.
+    """Write a backup into a bus that has no other VMs and named objects. Repeating is safe.
 
-    Purge markers come first, then secrets, then claims, node specs and named objects. Records come
+    The order is: purge markers, secrets, then claims, node specs and named objects. Records are
     last, because nodes act on them.
 
     Raises:
-        BackupError: the bus has VMs or named objects that the backup lacks, or whose value differs
-            from the backup's.
-        BusError: the connection was lost, or a key changed meanwhile; repeat the call.
+        BackupError: the bus has VMs or named objects that the backup lacks or has with another
+            value.
+        BusError: the connection was lost, or a key changed during the restore. Repeat the call.
     """
     there = await _listed(bus, "$KV.vm.>")
     _check_room(backup, there)
@@ -174,10 +171,10 @@ async def put_back(bus: Bus, backup: Backup) -> Restored:
 
 
 def _deleted_by_name(backup: Backup, there: Mapping[str, Entry]) -> dict[str, str]:
-    """Return the uids of the backup's named objects that this bus has deleted, by key.
+    """Return, by key, the uids of the backup's named objects that this bus has deleted.
 
-    The purge marker has the uid of the deleted object. If the backup has another object of the same
-    name, that object is not in the result.
+    A purge marker has the uid of the deleted object. An object of the same name with another uid is
+    not in the result.
     """
     return {
         key: entry.why.decode(errors="replace")
@@ -206,7 +203,6 @@ def _check_room(backup: Backup, there: Mapping[str, Entry]) -> None:
 
 
 async def _put(bus: Bus, key: str, value: bytes) -> bool:
-    """Put the value if the key has none; return False if it has one."""
     over = vm_anywhere(_uid(key)) if _is_record(key) else None
     try:
         await bus.put(key, value, expect=0, expect_over=over)
@@ -243,7 +239,7 @@ def _entries(backup: Backup) -> Iterator[dict[str, str]]:
 def parse(file: Iterable[bytes], *, oldest: int = SCHEMA_VERSION) -> Backup:
     """Return a backup from the lines of its file.
 
-    `oldest` is the oldest version of a file that is accepted. Only `specs` can use an older file.
+    `oldest` is the oldest accepted version of a file. Only `specs` can use an older file.
 
     Raises:
         BackupError: the file is truncated, modified, or of another version.
@@ -300,21 +296,20 @@ def _uid(key: str) -> str:
 
 
 def _is_record(key: str) -> bool:
-    """Return True for `$KV.vm.<node>.<uid>`; claims have more tokens, and `_join` is no uid."""
+    """Return True for `$KV.vm.<node>.<uid>`. Claims have more tokens, and `_join` is no uid."""
     tokens = key.split(".")
     return key.startswith("$KV.vm.") and len(tokens) == 4 and not tokens[3].startswith("_")
 
 
 def _signs(key: str) -> bool:
-    """Return True for a key by which controllers sign records."""
     return key.startswith(f"{_SECRETS}{SIGNING}.")
 
 
 def _lasts(entry: Entry) -> bool:
     """Return False for purge markers and for keys that concern only this bus.
 
-    Such keys are join records, tombstones, addresses of hosts, peers of overlay networks,
-    operations and groups of nodes.
+    Keys that concern only this bus are join records, tombstones, addresses of hosts, peers of
+    overlay networks, operations and groups of nodes.
     """
     if entry.kind is not EntryKind.PUT or _uid(entry.key) in {JOIN_KEY, HOSTS_KEY, PEER_KEY}:
         return False

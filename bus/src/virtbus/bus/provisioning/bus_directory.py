@@ -1,8 +1,8 @@
 """Writes the directory of a production bus: CA, keys, accounts, server folders, credentials.
 
-`bus.json` describes the bus and has no secret. A write makes the other files from it and keeps
-existing keys, so a second write changes nothing. The nkey seeds are only in `creds/`; the servers
-get the public keys.
+`bus.json` describes the bus, without secrets. The other files are made from `bus.json` and from
+existing keys, so a second write changes nothing. The nkey seeds are only in `creds/`. Servers get
+the public keys.
 """
 
 import json
@@ -80,25 +80,24 @@ http: "127.0.0.1:{port}"
 class BusPlan:
     """The content of `bus.json`.
 
-    `servers` has the host names of each server. The first name of a server is its address for
-    clients and for the other servers.
+    `servers` has the host names of each server. Clients and other servers use the first name.
     """
 
     servers: list[list[str]]
     port: int = CLIENT_PORT
     route_port: int = ROUTE_PORT
     monitor_port: int = 8222
-    """The port for monitoring on 127.0.0.1; 0 means none."""
+    """The port for monitoring on 127.0.0.1; 0 means no monitoring."""
     bind_names: bool = False
-    """If True, a server listens only on its first name, not on every address of its host."""
+    """If True, a server listens only on its first name. If False, it listens on all addresses."""
     store: str = STORE
-    """The path of a server's streams; `{number}` stands for the server's number."""
+    """The path of a server's streams. `{number}` stands for the server's number."""
     installed_at: str = ""
-    """The path of a server's folder on its host; empty means its path in this directory."""
+    """The path of a server's folder on its host; empty: the path in this directory."""
     max_connections: int = 10_000
     nodes: list[str] = field(default_factory=list)
     bridges: list[str] = field(default_factory=list)
-    """Kubernetes clusters with a bridge of their own, in addition to the user `bridge`."""
+    """Kubernetes clusters that have their own bridge, in addition to the user `bridge`."""
     cris: list[str] = field(default_factory=list)
     """Nodes whose container runtime (`virtbus-cri`) has a user."""
     keys: dict[str, str] = field(default_factory=dict)
@@ -106,17 +105,15 @@ class BusPlan:
 
     @property
     def url(self) -> str:
-        """Return the URLs of all servers for clients, separated by commas."""
+        """The servers' URLs for clients, separated by commas."""
         return ",".join(f"tls://{names[0]}:{self.port}" for names in self.servers)
 
     @property
     def roles(self) -> list[Role]:
-        """Return all users of the bus."""
         return [role for account in self.accounts for role in account.users]
 
     @property
     def accounts(self) -> list[Account]:
-        """Return all accounts of the bus."""
         return accounts(self.nodes, bridges=self.bridges, cris=self.cris, system=True)
 
 
@@ -131,16 +128,15 @@ class BusDirectory:
         return (self.base / PLAN).exists()
 
     def creds(self, user: str) -> Path:
-        """Return the path of a user's credentials file."""
         name = "bus" if user == permissions.CLIENT else user
         return self.base / "creds" / f"{name}.creds"
 
     def folder(self, number: int) -> Path:
-        """Return the folder of a server; numbers start at 1."""
+        """Return the folder of a server. Numbers start at 1."""
         return self.base / f"server-{number}"
 
     def plan(self) -> BusPlan:
-        """Return the description of this bus.
+        """Return the content of `bus.json`.
 
         Raises:
             BusError: `bus.json` does not exist or is malformed.
@@ -157,10 +153,10 @@ class BusDirectory:
             raise BusError(msg) from error
 
     def write(self, plan: BusPlan) -> list[Path]:
-        """Write all files that are missing or outdated; return the files that changed.
+        """Write all files that are missing or outdated; return the changed files.
 
         Raises:
-            BusError: `plan` has a user's public key, but the user's credentials file is missing.
+            BusError: `plan` has a user's public key, and the user's credentials file is missing.
         """
         changed: list[Path] = []
         for folder in (self.base, self.base / "creds"):
@@ -222,21 +218,19 @@ class BusDirectory:
         return changed + _changed(folder / "accounts.conf", block)
 
     def add_node(self, node: str) -> list[Path]:
-        """Create a node's account and credentials; return the files that changed."""
         plan = self.plan()
         if node not in plan.nodes:
             plan.nodes.append(node)
         return self.write(plan)
 
     def add_bridge(self, cluster: str) -> list[Path]:
-        """Create account and credentials of a Kubernetes cluster's bridge; return changed files."""
         plan = self.plan()
         if cluster not in plan.bridges:
             plan.bridges.append(cluster)
         return self.write(plan)
 
     def add_cri(self, node: str) -> list[Path]:
-        """Create account and credentials of a node's container runtime; return changed files.
+        """Create the account of a node's container runtime; return the changed files.
 
         Raises:
             BusError: the bus has no such node.
@@ -250,16 +244,13 @@ class BusDirectory:
         return self.write(plan)
 
     def withdrawn(self, node: str) -> Path:
-        """Return the path of a removed node's credentials.
-
-        They are kept to check that every server refuses them.
-        """
+        """Return the path of a removed node's credentials. Servers must refuse them."""
         return self.creds(f"withdrawn-{node}")
 
     def renew_node(self, node: str) -> list[Path]:
-        """Replace a node's keys; return the files that changed.
+        """Replace a node's keys; return the changed files.
 
-        The servers refuse the old keys once they have reloaded.
+        After a reload, the servers refuse the old keys.
 
         Raises:
             BusError: the bus has no such node.
@@ -276,10 +267,7 @@ class BusDirectory:
         return self.write(plan)
 
     def remove_node(self, node: str) -> list[Path]:
-        """Remove a node's account and credentials; return the files that changed.
-
-        A new node with this name gets new keys.
-        """
+        """Remove a node's account and credentials. A new node of this name gets new keys."""
         plan = self.plan()
         with suppress(FileNotFoundError):
             write_secret(self.withdrawn(node), self.creds(f"node-{node}").read_text("utf-8"))
@@ -292,7 +280,7 @@ class BusDirectory:
         return changed
 
     def problems(self, nats_server: Path) -> Iterator[str]:
-        """Check all files of the bus; yield each problem as a sentence (BUS-11, BUS-16, SEC-03)."""
+        """Check all files; yield each problem as a sentence (BUS-11, BUS-16, SEC-03)."""
         plan = self.plan()
         for secret in [*self.base.glob("*.key"), *self.base.glob("*/*.key"), *self._all_creds()]:
             if secret.stat().st_mode & 0o077 and secret != self.creds(permissions.CLIENT):
@@ -314,7 +302,7 @@ class BusDirectory:
 
 
 def _changed(path: Path, text: str) -> list[Path]:
-    """Write a file if its content differs; return a list with its path, empty if unchanged."""
+    """Write a file if its content differs; return its path, or no path if unchanged."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return []
     write_secret(path, text)
@@ -322,7 +310,6 @@ def _changed(path: Path, text: str) -> list[Path]:
 
 
 def _unsafe(config: Path) -> Iterator[str]:
-    """Yield a configuration's problems: other ways to log in, open monitoring, missing settings."""
     try:
         lines = config.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -351,10 +338,10 @@ def _refused(nats_server: Path, config: Path) -> Iterator[str]:
 def parse_servers(hosts: Sequence[str], count: int) -> list[list[str]]:
     """Return the host names of each server from the values of `--host`.
 
-    A single server gets all values. With three servers, each gets one value.
+    A single server gets all values. Each of several servers gets one value.
 
     Raises:
-        ValueError: a server has no name, or several servers have not `count` values.
+        ValueError: a server has no name, or the number of values is wrong.
     """
     split = [[name.strip() for name in host.split(",") if name.strip()] for host in hosts]
     if count == 1:

@@ -1,4 +1,4 @@
-"""Makes and checks the certificates of a bus: its own CA, and one certificate per server."""
+"""Makes and checks the certificates of a bus: a CA, and one certificate per server."""
 
 import datetime
 import ipaddress
@@ -17,7 +17,7 @@ SERVER_DAYS = 825
 RENEW_DAYS = 30
 """`virtbus bus init` renews a certificate that expires in fewer days than this."""
 _SKEW = datetime.timedelta(hours=1)
-"""Certificates are valid from this long before now, for hosts whose clocks are slow."""
+"""A certificate's validity begins this time before now, because a host's clock may be slow."""
 
 
 def _now() -> datetime.datetime:
@@ -53,7 +53,7 @@ def _builder(
 
 
 def ensure_ca(path: Path) -> None:
-    """Create `<path>.key` (0600) and `<path>.crt` unless they exist."""
+    """Create `<path>.key` (0600) and `<path>.crt` if they do not exist."""
     if path.with_suffix(".crt").exists():
         return
     key = ec.generate_private_key(ec.SECP256R1())
@@ -74,7 +74,7 @@ def ensure_ca(path: Path) -> None:
 def ensure_server(ca: Path, path: Path, names: Sequence[str], days: int = SERVER_DAYS) -> bool:
     """Create a server's `<path>.key` and `.crt` for these host names and addresses.
 
-    Return False if a certificate of this CA with these names is valid for RENEW_DAYS or longer.
+    Return False for an existing certificate without `problems` in the next RENEW_DAYS.
     """
     issuer = x509.load_pem_x509_certificate(ca.with_suffix(".crt").read_bytes())
     if path.with_suffix(".crt").exists() and not problems(ca, path, names, RENEW_DAYS):
@@ -106,7 +106,6 @@ def _general(name: str) -> x509.GeneralName:
 
 
 def _names_of(certificate: x509.Certificate) -> Collection[x509.GeneralName]:
-    """Return the names in a certificate; none if it has no names, or no readable ones."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
@@ -115,7 +114,7 @@ def _names_of(certificate: x509.Certificate) -> Collection[x509.GeneralName]:
 
 
 def problems(ca: Path, path: Path, names: Sequence[str], days_left: int = 0) -> list[str]:
-    """Return the problems of a server's certificate as sentences; empty if there are none.
+    """Return each problem of a server's certificate as a sentence.
 
     Fewer than `days_left` days of validity are a problem.
     """

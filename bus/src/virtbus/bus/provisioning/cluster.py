@@ -1,4 +1,4 @@
-"""Configures a server as a member of a cluster of three, and checks the kind of its store."""
+"""Configures a server as a member of a cluster, and checks the kind of the server's store."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,10 +6,7 @@ from pathlib import Path
 from virtbus.bus.errors import BusError
 
 ROUTE_USER = "route"
-"""The user as which servers of one cluster log in to each other.
-
-Its password is in the servers' shared passwords file.
-"""
+"""The user for logins between servers. Its password is in the servers' shared passwords file."""
 _BLOCK = """\
 cluster {{
   name: "virtbus"
@@ -31,20 +28,17 @@ class ClusterMember:
 
     @property
     def others(self) -> list[str]:
-        """Return the routes to other servers."""
         return [route for route in self.routes if route != self.listen]
 
     @property
     def label(self) -> str:
-        """Return a label for the server's name: unique in the cluster, the same at each start."""
+        """Return a label for the server's name, unique in the cluster and permanent."""
         return self.listen.replace(":", "-")
 
     def peers(self, port: int) -> list[str]:
-        """Return the other servers' URLs for clients."""
         return [f"nats://{route.rpartition(':')[0]}:{port}" for route in self.others]
 
     def block(self, password: str) -> str:
-        """Return the server's `cluster {}` block."""
         routes = (f'"nats://{ROUTE_USER}:{password}@{route}"' for route in self.others)
         return _BLOCK.format(
             listen=self.listen, user=ROUTE_USER, password=password, routes=", ".join(routes)
@@ -52,12 +46,12 @@ class ClusterMember:
 
 
 def keep_kind(store: Path, cluster: ClusterMember | None) -> None:
-    """Mark the store as a single server's or a cluster's; refuse a store of the other kind.
+    """Mark the store as the store of a single server or of a cluster.
 
     In a store of the other kind, nats-server would treat the streams as orphans.
 
     Raises:
-        BusError: the store is of a single server and a cluster was requested, or the reverse.
+        BusError: the store has the other kind.
     """
     mark, wanted = store / "kind", "cluster" if cluster is not None else "single"
     if (store / "jetstream").exists():

@@ -18,14 +18,14 @@ RELOAD_S = 60.0
 
 
 async def reload_servers(settings: BusSettings) -> list[str]:
-    """Let every server that answers reload its configuration; return the servers' names.
+    """Make all servers that answer reload their configuration; return the servers' names.
 
     `settings` has the credentials of the user `sys`. Each server reloads twice, because nats-server
     2.15 activates the imports of a new account at the second reload.
 
     Raises:
         UnavailableError, DeniedError: as `connection.connect`.
-        BusError: a server rejects its configuration; the message has the server's reason.
+        BusError: a server rejects its configuration.
         OutcomeUnknownError: a server does not answer within RELOAD_S.
     """
     link = NatsLink(settings, "reload")

@@ -1,4 +1,4 @@
-"""Writes credentials files: each has a user's login on the bus as JSON, with mode 0600 or 0640."""
+"""Writes credentials files: a user's login on the bus as JSON, with mode 0600 or 0640."""
 
 import grp
 import json
@@ -15,7 +15,7 @@ GROUP = "virtbus"
 
 
 def write_secret(path: Path, text: str, *, mode: int = 0o600, group: str = "") -> None:
-    """Replace a file atomically. Its mode is `mode`, or 0640 if root can give it to `group`."""
+    """Replace a file atomically. For root and an existing `group`, the mode is always 0640."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
         temporary.unlink()
@@ -32,10 +32,10 @@ def write_secret(path: Path, text: str, *, mode: int = 0o600, group: str = "") -
 
 
 def write_creds(path: Path, role: Role, url: str, identity: Mapping[str, str]) -> bool:
-    """Write a role's credentials file; return False if it is unchanged.
+    """Write a role's credentials file; return False if the content is unchanged.
 
     `identity` has `user` and `password`, or `nkey_seed` and `ca` (the PEM text of the servers' CA).
-    If root writes the file of the user `client`, the group `virtbus` may read it.
+    The group `virtbus` may read the file of the user `client`, if root writes the file.
     """
     content: dict[str, Any] = {"url": url, **identity, "inbox_prefix": role.inbox_prefix}
     if role.node:
@@ -49,7 +49,7 @@ def write_creds(path: Path, role: Role, url: str, identity: Mapping[str, str]) -
 
 
 def passwords(path: Path, users: Iterable[str]) -> dict[str, str]:
-    """Return the passwords in a file by user; first add new passwords for users that have none."""
+    """Return the passwords in a file by user. Users without a password first get a new one."""
     known: dict[str, str] = {}
     with suppress(FileNotFoundError):
         known = json.loads(path.read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def passwords(path: Path, users: Iterable[str]) -> dict[str, str]:
 
 
 def forget(path: Path, users: Iterable[str]) -> None:
-    """Remove users' passwords from a file, so that their credentials are refused."""
+    """Remove users' passwords from a file, so that servers refuse their credentials."""
     known: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
     gone = set(users)
     write_secret(path, json.dumps({u: p for u, p in known.items() if u not in gone}, indent=1))

@@ -1,8 +1,8 @@
 """Creates the consumers and the join record of each node that appears on the bus.
 
-Only a process with a node's credentials can write the node's heartbeat, so a heartbeat is a request
-to join. A node without heartbeat whose join record was purged has been removed, and its consumers
-are deleted. Several processes may run this module at once, because every step is idempotent.
+Only a process with a node's credentials can write the node's heartbeat. So a heartbeat is a request
+to join. A node with a purged join record and without a heartbeat is removed: its consumers are
+deleted. Several processes may run this module at once, because each step is idempotent.
 """
 
 import asyncio
@@ -22,16 +22,15 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-"""Interval of the search for new nodes."""
 VERIFY_S = 10.0
-"""Interval of the search for deleted consumers; they must exist again after 15 s (F33)."""
+"""Interval of the search for deleted consumers. They must exist again after 15 s (F33)."""
 
 Nodes = Callable[[], Collection[str]]
 """A function that returns the ids of the nodes with a heartbeat."""
 
 
 async def keep(admin: stream_setup.Renewed, nodes: Nodes) -> None:
-    """Join every node of `nodes()` whose consumers do not exist; run until cancelled."""
+    """Join each node of `nodes()` whose consumers do not exist, until cancelled."""
     loop = asyncio.get_running_loop()
     joined: set[str] = set()
     failures: dict[str, str] = {}
@@ -54,9 +53,10 @@ async def keep(admin: stream_setup.Renewed, nodes: Nodes) -> None:
 async def _join_missing(
     admin: stream_setup.Admin, nodes: set[str], failures: dict[str, str]
 ) -> set[str]:
-    """Join the nodes that lack a consumer; return those that have their consumers now.
+    """Join the nodes that lack a consumer; return the nodes that have joined.
 
-    Update `failures`, the reasons of the others. Also delete the consumers of removed nodes.
+    Set `failures` to the reasons of the nodes that cannot join. Also delete the consumers of
+    removed nodes.
     """
     there = await _consumers(admin)
     for node in {_node_of(name) for _, name in there} - nodes - {""}:
@@ -90,20 +90,19 @@ async def _join(admin: stream_setup.Admin, node: str) -> str:
 
 
 def _node_of(consumer: str) -> str:
-    """Return the node id in a consumer's name; empty if it is not a node's consumer."""
     prefix, _, rest = consumer.partition("-")
     return rest.rpartition("-")[0] if prefix == "n" else ""
 
 
 async def _forget(admin: stream_setup.Admin, node: str, there: set[tuple[str, str]]) -> None:
-    """Delete the consumers of a node without heartbeat if its join record was purged."""
+    """Delete the consumers of a node without a heartbeat, if its join record was purged."""
     join = await admin.get(join_nonce(node))
     if join is None or join.kind is not EntryKind.PURGE:
         return
     for stream, config in stream_setup.node_consumers(node):
         name = config["durable_name"]
         if (stream, name) in there:
-            with contextlib.suppress(ApiError):  # another controller has deleted it
+            with contextlib.suppress(ApiError):  # another controller may have deleted the consumer
                 await admin.js_api(f"CONSUMER.DELETE.{stream}.{name}")
     log.info("node %s is forgotten", node, extra={"code": "node_forgotten"})
 
@@ -113,7 +112,6 @@ def _nonce() -> bytes:
 
 
 async def _consumers(admin: stream_setup.Admin) -> set[tuple[str, str]]:
-    """Return (stream, name) of every consumer of the stream KV_vm, which nodes follow."""
     stream, seen = "KV_vm", 0
     found: set[tuple[str, str]] = set()
     while True:

@@ -1,7 +1,7 @@
 """Defines the permissions of each user on the bus: allow-lists within the user's own account.
 
-An allow-list names the subjects that a user may publish and subscribe to. It does not limit the
-reply subject of a request; the separate accounts do that (`accounts`).
+An allow-list names the subjects that a user may publish and subscribe to. The reply subject of a
+request is limited by the separate accounts (`accounts`).
 """
 
 import re
@@ -26,21 +26,21 @@ SYSTEM_ACCOUNT = "SYS"
 READS = frozenset({"get", "list", "offers", "watch", "events", "status"})
 """The API's verbs that change nothing. An observer may use only these."""
 SERVER_ANSWERS = "_R_.>"
-"""The reply subjects of requests across accounts; the server generates them at random."""
+"""The reply subjects of requests across accounts. The server generates them at random."""
 ANSWER_HOURS = 24
-"""Hours within which imaged or netd may answer a request; an image pull may take hours."""
+"""Hours within which imaged or netd may answer a request. An image pull may take hours."""
 HELPER_FACTS = {
     "imaged": ("image.*", "disks.*", "trace.span"),
     "netd": ("network.ready", "network.failed", "network.released", "trace.span"),
 }
 """The kinds of events that a node's helpers, imaged and netd, store (`schemas.events`)."""
 NODE_WATCHED = ("progress", "ready", "report")
-"""Parts of the subjects that a node publishes for others: `virtbus.node.<id>.<part>.>`."""
+"""Tokens in the subjects that a node publishes for others: `virtbus.node.<id>.<token>.>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One user: its account, and the subjects allowed to it. An empty `publish` allows all."""
+    """One user with its account and allowed subjects. An empty `publish` allows all subjects."""
 
     user: str
     account: str
@@ -53,12 +53,12 @@ class Role:
 
 
 def admin() -> Role:
-    """Return the user that creates streams and joins nodes; it has all rights in its account."""
+    """Return the user that creates streams and joins nodes, with all rights in its account."""
     return Role(ADMIN, CONTROL_ACCOUNT, "_INBOX_admin")
 
 
 def sys() -> Role:
-    """Return the user for server status and configuration reload; it receives no messages."""
+    """Return the user for server status and configuration reload."""
     return Role(
         SYS,
         SYSTEM_ACCOUNT,
@@ -69,11 +69,11 @@ def sys() -> Role:
 
 
 def controller() -> Role:
-    """Return the user that writes records and leases; the only stream it may create is KV_node.
+    """Return the user that writes records and leases. It may create only the stream KV_node.
 
-    It may update the two buckets that nodes write, because controllers of another version, which
-    may run at the same time, configure them differently. It may purge events and statuses of a node
-    that fills the stream.
+    It may update the two buckets that nodes write, because controllers of another version configure
+    them differently and may run at the same time. If a node fills the streams EVT or KV_st, this
+    user may purge the node's events and statuses.
     """
     return Role(
         CONTROLLER,
@@ -129,12 +129,12 @@ BRIDGE_VERBS = {
     "node": ("list",),
     "security-group": ("create", "list", "update", "delete"),
 }
-"""API verbs of a bridge. Controllers accept them only for VMs and groups that it created."""
+"""API verbs of a bridge. Controllers accept them only for the bridge's own VMs and groups."""
 BRIDGE_STREAMS = frozenset({"console", "vnc", "port", "screenshot", "guest"})
 
 
 def bridge(cluster: str = "") -> Role:
-    """Return the user of a bridge (kubebridge). The module `owners` limits it to its own VMs."""
+    """Return the user of a bridge. The module `owners` limits a bridge to its own VMs."""
     user = f"{BRIDGE}-{cluster}" if cluster else BRIDGE
     inbox_prefix = f"_INBOX_{user}"
     return Role(
@@ -165,7 +165,7 @@ CRI_CALLS = frozenset({"console", "port", "exec"})
 
 
 def cri(node: str) -> Role:
-    """Return the user of a node's container runtime. Module `owners` limits it to its own VMs."""
+    """Return the user of a node's container runtime, limited to its own VMs by `owners`."""
     user = f"{CRI}{node}"
     inbox_prefix = f"_INBOX_{user}"
     return Role(
@@ -188,7 +188,7 @@ def cri(node: str) -> Role:
 def client() -> Role:
     """Return the user for people and the CLI: the API, consoles, guests, uploads, and all events.
 
-    Its inbox prefix is NATS' default, so that `nats req` works without options.
+    Its inbox prefix is NATS's default, so that `nats req` works without options.
     """
     inbox_prefix = "_INBOX"
     return Role(
@@ -207,7 +207,7 @@ def client() -> Role:
 
 
 def node_rpc(*, for_clients: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield each subject of a node's services that other accounts may call, and True if it streams.
+    """Yield each subject of a node's services for other accounts, and True for a stream.
 
     `for_clients` leaves out the subjects that only controllers call. A stream, such as a console,
     has a second subject per session for input and keep-alives.
@@ -223,7 +223,7 @@ def node_rpc(*, for_clients: bool = False) -> Iterator[tuple[str, bool]]:
 def observer() -> Role:
     """Return the user for dashboards and auditors: the read-only API and all events.
 
-    It has no access to consoles and logs.
+    An observer has no access to consoles and logs.
     """
     inbox_prefix = "_INBOX_observer"
     return Role(
@@ -236,7 +236,7 @@ def observer() -> Role:
 
 
 def filled(subject: str, node: str) -> str:
-    """Replace `{node}` in a subject of CHANNELS by `node` (id or `*`), other parameters by `*`."""
+    """Fill a subject of CHANNELS: `{node}` becomes `node` (id or `*`), other parameters `*`."""
     return re.sub(r"\{\w+\}", "*", subject.replace("{node}", node))
 
 
@@ -246,24 +246,24 @@ def streamed(subject: str) -> bool:
 
 
 def node_account(node: str) -> str:
-    """Return the account name of a node's services."""
+    """Return the name of the account that a node's services share."""
     return f"node-{node}"
 
 
 def node_users(node: str) -> tuple[Role, ...]:
-    """Return a node's users: its agent, and imaged and netd with fewer rights."""
+    """Return a node's users: agent, imaged and netd. The last two have fewer rights."""
     return (agent(node), helper(node, "imaged"), helper(node, "netd"))
 
 
 def users_on(node: str) -> tuple[Role, ...]:
-    """Return all users that a node may have: its services, and its container runtime."""
+    """Return all users that a node may have: its services and its container runtime."""
     return (*node_users(node), cri(node))
 
 
 def agent(node: str) -> Role:
     """Return the nodeagent's user, with all rights of its node.
 
-    So a node can run all its services with this user's credentials file alone.
+    With this user's credentials file, a node can run all its services.
     """
     consumers = [f"KV_vm.{node_consumer(node, service)}" for service in WATCHING_SERVICES]
     return Role(
@@ -293,10 +293,10 @@ def agent(node: str) -> Role:
 def helper(node: str, service: str) -> Role:
     """Return the user of a node's imaged or netd, with rights for its own watch and events.
 
-    It has no access to secrets or commands, and of the statuses it may read only the instance key.
-    It may answer requests: the server remembers the reply subject of each received message. The
-    messages of its watch have `$JS.ACK` reply subjects. These are allowed by name, so the server
-    does not need to remember them.
+    It has no access to secrets and commands. Among the statuses, it may read only the instance key.
+    It may answer requests, because the server remembers the reply subject of each request. The
+    messages of its watch have `$JS.ACK` reply subjects. They are allowed by name, so that the
+    server does not remember them.
     """
     own = node_consumer(node, service)
     part = "image" if service == "imaged" else "net"
@@ -325,10 +325,10 @@ def helper(node: str, service: str) -> Role:
 
 
 def _answers(node: str) -> tuple[str, ...]:
-    """Return the inboxes to which an agent may reply: of other accounts, and of its own node."""
+    """Return the inboxes to which an agent may reply: in other accounts, and on its own node."""
     return (SERVER_ANSWERS, *(f"_INBOX_{node}{part}.>" for part in ("", "_imaged", "_netd")))
 
 
 def fixed() -> tuple[Role, ...]:
-    """Return the users that every bus has."""
+    """Return the users that each bus has."""
     return (admin(), controller(), client(), bridge(), observer())

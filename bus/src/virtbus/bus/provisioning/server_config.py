@@ -1,4 +1,4 @@
-"""Renders the accounts and users in nats-server's configuration, for all servers of virtbus."""
+"""Renders accounts and users for nats-server's configuration."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,18 +7,17 @@ from virtbus.bus.provisioning.accounts import QUIET, Account, Export, Import, Re
 from virtbus.bus.provisioning.permissions import ANSWER_HOURS, SYSTEM_ACCOUNT, Role
 
 CONTROL_LIMITS = "{ max_streams: 32, max_consumers: 20000 }"
-"""JetStream limits of the account that owns the streams; each node has three consumers."""
+"""JetStream limits of the account that owns the streams. Each node has three consumers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLogin:
-    """A user's credentials on the server: the public half of an nkey, or a password."""
+    """A user's credentials on the server: the public key of an nkey, or a password."""
 
     nkey: str = ""
     password: str = ""
 
     def fields(self, user: str) -> str:
-        """Return the user's login as fields of the configuration."""
         if self.nkey:
             return f"nkey: {self.nkey}"
         return f'user: "{user}", password: "{self.password}"'
@@ -32,7 +31,7 @@ def _user(role: Role, login: ServerLogin, renamed: Mapping[str, str]) -> str:
     head = f"      {{ {login.fields(role.user)}"
     if not role.publish:
         return head + " }"
-    # the server renames a subject before it checks permissions
+    # The server renames a subject before it checks permissions.
     publish = [renamed.get(subject, subject) for subject in role.publish]
     return (
         f"{head}, permissions: {{\n"
@@ -42,9 +41,9 @@ def _user(role: Role, login: ServerLogin, renamed: Mapping[str, str]) -> str:
 
 
 def _answers(role: Role) -> str:
-    """Return the permission to answer requests; empty if the role has none.
+    """Return the permission to answer requests; empty if the role lacks it.
 
-    With it, the server remembers each request's reply subject and accepts one answer to it.
+    The server then remembers each request's reply subject, and accepts one answer.
     """
     expires = f'"{ANSWER_HOURS}h"'
     return f", allow_responses: {{ max: 1, expires: {expires} }}" if role.answers else ""
@@ -97,6 +96,6 @@ def _account(account: Account, logins: Mapping[str, ServerLogin]) -> str:
 
 
 def accounts_block(accounts: Iterable[Account], logins: Mapping[str, ServerLogin]) -> str:
-    """Return the settings `system_account` and `accounts`; `logins` must have every user."""
+    """Return the settings `system_account` and `accounts`. `logins` needs all users."""
     blocks = "\n".join(_account(one, logins) for one in accounts)
     return f'system_account: "{SYSTEM_ACCOUNT}"\naccounts {{\n{blocks}\n}}\n'

@@ -1,4 +1,4 @@
-"""Derives `vm.create` requests from a backup of the bus, which virtbus 0.1 may have written."""
+"""Derives `vm.create` requests from a backup of the bus, even from a backup of virtbus 0.1."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 def specs(backup: Backup) -> Iterator[Json]:
     """Yield a `vm.create` request, with secrets, for each VM that is not being deleted.
 
-    The request has the VM's name, namespace, labels, annotations and spec. It lacks the VM's uid,
+    A request keeps the VM's name, namespace, labels, annotations and spec. It loses the VM's uid,
     node, addresses, disk contents and power state.
     """
     for key in backup.records:

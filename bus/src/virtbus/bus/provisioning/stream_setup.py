@@ -1,7 +1,7 @@
 """Creates and updates the streams and consumers of the bus.
 
-Each step is idempotent and deletes nothing, so it may run at any time. Admin credentials allow all
-steps, a controller's credentials only some (`permissions.controller`).
+Each step is idempotent and deletes nothing, so it may run at any time. A controller's credentials
+allow only some steps (`permissions.controller`). Admin credentials allow all.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 WATCHING_SERVICES = ("agent", "imaged", "netd")
-"""The services of a node that watch its records; each has the consumer `n-<node>-<service>`."""
+"""The services of a node that watch its records, each by the consumer `n-<node>-<service>`."""
 
 RETRY_S = 1.0
 
@@ -50,20 +50,20 @@ AUTO = 0
 
 
 _SCHEMA = "virtbus.schema"
-"""Metadata key of each stream for the version of its values. In virtbus 0.1, streams lack it."""
+"""Metadata key of each stream for the version of its values. virtbus 0.1 did not set this key."""
 _NO_MARKERS = {"subject_delete_marker_ttl": 0}
 _NOT_SYNCED = {"persist_mode": "async"}
 """Writes are acknowledged before they are on disk, despite the `sync_interval` (ADR 0019)."""
 _IN_MEMORY = {"mem_storage": True}
 """Storage of a node's consumers in a cluster. On disk, each delivery would be a synced write on
-three servers. If all three fail, positions are lost, but each new connection lists again anyway. A
-single server keeps consumers on disk, because it would lose memory consumers on restart."""
+three servers. A failure of all three loses the positions, which no watch needs: each new connection
+lists again. A single server keeps consumers on disk, because a restart loses memory consumers."""
 _FIXED_AT_CREATION = frozenset(_NOT_SYNCED)
-"""Fields that the server does not allow to change; an existing stream keeps its value."""
+"""Fields that the server does not change. An existing stream keeps its value."""
 
 
 class Admin(Protocol):
-    """The calls that this module needs; `NatsBus` has them."""
+    """The calls of `NatsBus` that this module needs."""
 
     @property
     def clustered(self) -> bool: ...
@@ -86,7 +86,7 @@ class Renewed(Admin, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Size limits in bytes. A full bucket refuses writes; VM creates are refused at 80 %."""
+    """Size limits in bytes. A full bucket refuses writes. VM creates are refused at 80 %."""
 
     vm: int = 1024 * _MIB
     sec: int = 512 * _MIB
@@ -98,7 +98,7 @@ class Sizes:
 
 
 def _bucket(name: str, max_bytes: int, **more: Any) -> dict[str, Any]:
-    """Return a bucket's configuration: last message per key, CAS, TTL, atomic batches."""
+    """Return a bucket's configuration: the last message of each key, CAS, TTL, atomic batches."""
     return {
         "name": f"KV_{name}",
         "subjects": [f"$KV.{name}.>"],
@@ -136,9 +136,9 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
     declared = [
         _bucket("vm", sizes.vm),
         _bucket("sec", sizes.sec),
-        # Nodes write `st` and `node`. These buckets allow no rollups, because a node could empty a
-        # bucket with one rollup header. Markers of expired TTLs need rollups, so these buckets have
-        # no such markers. Controllers detect a silent node by their own clock instead.
+        # Nodes write `st` and `node`. A node could empty a bucket by a rollup header, so these two
+        # buckets refuse rollups. Markers of expired TTLs need rollups, so these buckets lack them.
+        # Controllers detect a silent node by their own clock.
         _bucket("st", sizes.st, allow_rollup_hdrs=False),
         _bucket("node", sizes.node, storage="memory", allow_rollup_hdrs=False) | _NO_MARKERS,
         _bucket("lease", sizes.lease, subject_delete_marker_ttl=60 * _SECOND),
@@ -157,7 +157,7 @@ def streams(sizes: Sizes, replicas: int) -> list[dict[str, Any]]:
 async def ensure(
     admin: Admin, *, replicas: int = AUTO, sizes: Sizes | None = None, may_lack: bool = False
 ) -> None:
-    """Create or update every stream. `may_lack` skips streams that the credentials may not change.
+    """Create or update all streams. `may_lack` skips streams that the credentials may not change.
 
     Raises:
         VirtbusError: 422 `older_bus` or `newer_bus`: the bus has values of another version.
@@ -178,7 +178,7 @@ async def ensure(
 
 
 async def check_schema(admin: Admin) -> None:
-    """Refuse a bus with values of another version before anything is read or written.
+    """Refuse a bus with values of another version. Call this before any read or write.
 
     Raises:
         VirtbusError: 422 `older_bus` or `newer_bus`.
@@ -194,10 +194,10 @@ async def check_schema(admin: Admin) -> None:
 
 
 async def keep(bus: Renewed) -> None:
-    """Call `ensure` now and after every new connection, until cancelled.
+    """Call `ensure` now and after each new connection, until cancelled.
 
-    A restarted single server has lost its memory stream KV_node. `ensure` creates it again, and the
-    nodes' next heartbeats fill it before any node counts as down.
+    The restart of a single server loses the memory stream KV_node. `ensure` creates it again. The
+    nodes' next heartbeats fill it before a node counts as down.
     """
     while True:
         generation = bus.generation
@@ -246,7 +246,7 @@ async def _create(admin: Admin, name: str, config: dict[str, Any]) -> None:
 
 
 def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return (stream, configuration) of each of a node's three consumers."""
+    """Return (stream, configuration) of a node's three consumers."""
     return [
         (
             "KV_vm",
@@ -265,16 +265,16 @@ def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
 async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
     """Create a node's join record and consumers; return the encoded join record.
 
-    `nonce` is a new encoded `JoinNonce`. An existing nonce is kept: from a new nonce, the node
-    would conclude that this is another bus. The record is written first, so a node with consumers
-    has joined.
+    `nonce` is a new encoded `JoinNonce`. An existing nonce stays, because a new nonce would mean
+    another bus to the node. The join record is written before the consumers. So a node with
+    consumers has joined.
     """
     key = f"$KV.vm.{node}._join"
     try:
         await admin.put(key, nonce, expect=0)
     except ConflictError:
         entry = await admin.get(key)
-        # the node was removed and joins again
+        # A purged record means that the node was removed and joins again.
         if entry is not None and entry.kind is EntryKind.PURGE:
             await admin.put(key, nonce, expect=entry.revision)
         elif entry is not None:
@@ -293,9 +293,9 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
 
 
 async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
-    """Set `trusted` in the node's host record: a trusted host's reports need no approval.
+    """Set `trusted` in the node's host record. Reports of a trusted host need no approval.
 
-    Other fields of the record stay. `virtbus up` without other hosts trusts its own host.
+    The record's other fields stay. `virtbus up` without other hosts trusts its own host.
     """
     key = node_host(node)
     entry = await admin.get(key)
@@ -304,5 +304,5 @@ async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:
         record = read(HostRecord, entry.value)
     if record.trusted != trusted:
         value = encode(record.model_copy(update={"trusted": trusted}))
-        with suppress(ConflictError):  # a concurrent write; the next call repeats this
+        with suppress(ConflictError):  # after a concurrent write, the next call tries again
             await admin.put(key, value, expect=entry.revision if entry else 0)

@@ -1,4 +1,4 @@
-"""Computes retry delays that grow with each failure, with jitter so that clients spread out."""
+"""Computes retry delays that grow with each failure. Jitter spreads the retries of clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 from virtbus.bus.runtime.sources import REAL, Sources
 
 LEAST_S = 0.02
-"""Seconds that must be left for a further attempt; with less, it would end without an answer."""
+"""Least time left for a further attempt. A shorter attempt would end without an answer."""
 
 
 def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[float]:
-    """Yield endless delays in seconds: random between half of a bound and the bound.
+    """Yield endless random delays in seconds, between half of a bound and the bound.
 
-    The bound starts at `first_s` and doubles up to `most_s`.
+    The bound starts at `first_s`, and doubles up to `most_s`.
     """
     bound_s = first_s
     while True:
@@ -23,7 +23,7 @@ def delays(first_s: float, most_s: float, sources: Sources = REAL) -> Iterator[f
 class Attempts:
     """Iterates over attempts: `async for left_s in Attempts(timeout_s)` yields the seconds left.
 
-    The first attempt starts at once. A pause precedes each further attempt. The iteration ends when
+    The first attempt starts at once, each further attempt after a pause. The iteration ends when
     the time left is too short for another attempt.
     """
 
@@ -35,7 +35,6 @@ class Attempts:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self._deadline_s - self._loop.time()
 
     def __aiter__(self) -> AsyncIterator[float]:

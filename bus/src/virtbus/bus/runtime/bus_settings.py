@@ -12,29 +12,29 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 
 
 def creds_file(run_dir: Path, user: str) -> Path:
-    """Return the path of a user's credentials file; the file of `client` is `bus.creds`."""
+    """Return the path of a user's credentials file. The file of `client` is `bus.creds`."""
     return run_dir / ("bus.creds" if user == "client" else f"{user}.creds")
 
 
 @dataclass(frozen=True, slots=True)
 class BusSettings:
-    """Settings of one connection. `creds` is a file with url and login, read at every connect."""
+    """Settings of one connection. `creds` is a file with URL and login, read at each connect."""
 
     url: str = ""
-    """NATS URLs, separated by commas; empty means the URL in `creds`, or localhost:4222."""
+    """NATS URLs, separated by commas. If empty, `creds` has the URL; its default is DEFAULT_URL."""
     user: str = ""
     password: str = ""
     nkey_seed: str = ""
-    """The secret half of an nkey, `SU…`, instead of user and password."""
+    """The seed of an nkey, `SU…`, instead of user and password."""
     ca: str = ""
     """PEM text of the CA that signs the servers' certificates. If set, connections require TLS."""
     creds: Path | None = None
     inbox_prefix: str = "_INBOX"
-    """Prefix of reply subjects. Each user has its own prefix; its permissions allow no other."""
+    """Prefix of reply subjects. A user's permissions allow only the user's own prefix."""
     node: str = ""
-    """Node id, set only for a node's users. These users may read records only by DIRECT.GET."""
+    """Node id of a node's user; empty for other users. A node's users read by DIRECT.GET only."""
     connect_timeout_s: float = 10.0
-    """Time that `connect` waits for the server."""
+    """Time limit of the first connect."""
     write_timeout_s: float = 5.0
     """Time limit of one write or read of a record, including retries."""
 
@@ -44,8 +44,8 @@ class BusSettings:
     ) -> "BusSettings":
         """Return the settings of a user, with `creds` or the credentials file of `virtbus up`.
 
-        `user` is `admin`, `controller`, `client` or `node-<id>`. If `server` is given and there is
-        no file, the connection is tried without credentials.
+        `user` is `admin`, `controller`, `client` or `node-<id>`. With `server` and without a
+        credentials file, the settings have no credentials.
         """
         path = creds or creds_file(run_dir, user)
         if creds is None and server and not path.exists():
@@ -54,7 +54,6 @@ class BusSettings:
 
     @property
     def servers(self) -> list[str]:
-        """Return the URLs to try."""
         return [part.strip() for part in (self.url or DEFAULT_URL).split(",") if part.strip()]
 
     def resolved(self) -> "BusSettings":

@@ -1,4 +1,4 @@
-"""Asks the host's agent over a socket to open devices, and to make or change logical volumes."""
+"""Asks the host's agent, over a socket, to open devices and to make or change logical volumes."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ MAX_BYTES = 1024
 ANSWER_MAX = 256 * 1024
 TIMEOUT_S = 10.0
 GROUP_S = 60.0
-"""Time limit of a request about a logical volume: the agent runs LVM's commands meanwhile."""
+"""Time limit of a request about a logical volume. The agent runs LVM's commands during it."""
 
 _ID = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 VolumeFolder = Annotated[str, StringConstraints(pattern=rf"^{_ID}\.{_ID}\.[0-9a-f-]{{36}}$")]
@@ -28,11 +28,10 @@ VolumeFolder = Annotated[str, StringConstraints(pattern=rf"^{_ID}\.{_ID}\.[0-9a-
 
 
 class LogicalRequest(StrictModel):
-    """A request for the logical volume (LV) of a volume. Each request may be repeated.
+    """A request for the logical volume (LV) of a volume. Repeating a request is safe.
 
     - `open`: open the LV, if it exists.
-    - `make`: make and open the LV. If it exists, refuse if its content is complete, otherwise
-      replace it.
+    - `make`: make and open the LV. Replace an LV with incomplete content; refuse if complete.
     - `grow`: make the LV at least `size_bytes` large, and open it.
     - `mark`: note that the first `size_bytes` are complete and that `operation` wrote them.
     - `unmark`: note that the content is not complete.
@@ -52,11 +51,10 @@ class LogicalAnswer(LenientModel):
 
     size_bytes: int = 0
     filled_bytes: int = 0
-    """Number of bytes from the start that are complete; 0 means that the content is incomplete."""
+    """Number of complete bytes from the start; 0 means that the content is incomplete."""
     operation: str = ""
-    """The operation that wrote the volume's content."""
     thin: bool = False
-    """If True, parts that were never written read as zeroes."""
+    """If True, unwritten areas read as zeroes."""
     volumes: dict[str, int] = Field(default_factory=dict)
     """The answer to `list`: the sizes in bytes by `namespace.name.uid`, in order."""
     more: bool = False
@@ -64,9 +62,9 @@ class LogicalAnswer(LenientModel):
 
 
 def open_device(path: Path, pool: str, volume: str) -> int:
-    """Open a volume's device for reading and writing; return its file descriptor. It blocks.
+    """Open a volume's device for reading and writing; return its file descriptor.
 
-    `volume` is `namespace.name`.
+    `volume` is `namespace.name`. All functions of this module block the thread.
 
     Raises:
         OSError: the agent does not answer, or refuses with the reason as text.
@@ -77,10 +75,8 @@ def open_device(path: Path, pool: str, volume: str) -> int:
 def open_host_device(path: Path, device: str) -> int:
     """Open a device of the host for a VM's root disk; return its file descriptor.
 
-    It blocks, and raises as `open_device`.
-
-    The agent opens the device only if a VM of this node has it as a disk with an image, and the
-    agent's setting `devices_allowed` permits the device.
+    The agent opens only devices that its setting `devices_allowed` permits, and that are a disk
+    with an image of a VM on this node. Raises as `open_device`.
     """
     return _opened(path, {"device": device})
 
@@ -88,7 +84,7 @@ def open_host_device(path: Path, device: str) -> int:
 def refuse_used(path: Path, pool: str, folder: str) -> None:
     """Raise OSError if a VM of this node has the volume `folder` of `pool`.
 
-    It blocks, and also raises as `open_device`.
+    Also raises as `open_device`.
     """
     _asked(path, json.dumps({"pool": pool, "clear": folder}).encode(), TIMEOUT_S)
 
@@ -96,7 +92,7 @@ def refuse_used(path: Path, pool: str, folder: str) -> None:
 def ask_logical(path: Path, request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
     """Return the state of a logical volume, and its open device if the agent opened it.
 
-    It blocks, and raises as `open_device`. The OSError is ENOSPC if the volume group has no room.
+    Raises as `open_device`; OSError ENOSPC means that the volume group has no room.
     """
     answer, device = _asked(path, encode_json(request), GROUP_S)
     try:
@@ -121,7 +117,6 @@ def _check(answer: bytes) -> None:
 
 
 def _asked(path: Path, request: bytes, timeout_s: float) -> tuple[bytes, int | None]:
-    """Return the text of the answer, and the device that came with it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(timeout_s)
         asking.connect(str(path))

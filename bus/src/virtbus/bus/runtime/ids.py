@@ -1,4 +1,4 @@
-"""Makes random tokens and new ids: UUIDv7 (RFC 9562 §5.7), ordered by millisecond of creation."""
+"""Makes random tokens, and ids as UUIDv7 (RFC 9562 §5.7), ordered by millisecond of creation."""
 
 import os
 import time
@@ -6,16 +6,16 @@ import time
 _TOKEN_BYTES = 12
 _TOKENS_AT_ONCE = 256
 _tokens: list[bytes] = []
-"""Random bytes, drawn from the kernel for 256 tokens at once; each token is used once.
+"""Unused random tokens. The kernel supplies 256 tokens at once.
 
-Each call to the kernel releases the interpreter's lock. With other busy threads, it takes 30 us to
-get the lock back.
+Each call to the kernel releases the interpreter's lock. To get the lock back from other busy
+threads takes 30 us.
 """
 os.register_at_fork(after_in_child=_tokens.clear)
 
 
 def random_token() -> bytes:
-    """Return 12 cryptographically random bytes. Any thread may call it."""
+    """Return 12 cryptographically random bytes. Thread-safe."""
     try:
         return _tokens.pop()
     except IndexError:

@@ -5,11 +5,10 @@ from weakref import WeakValueDictionary
 
 
 class KeyedLock:
-    """Locks by key. A key's lock exists only while a task uses it, so unused keys cost nothing."""
+    """Locks by key. A key's lock exists only while a task uses it."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, key: str) -> asyncio.Lock:
-        """Return the key's lock, for use as `async with`."""
         return self._locks.setdefault(key, asyncio.Lock())

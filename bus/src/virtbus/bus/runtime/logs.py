@@ -1,6 +1,6 @@
 """Sets up logging: JSON lines, or text on a terminal.
 
-A JSON line has ts, level, service, node, message, and if known code, uid, trace_id and exception.
+A JSON line has ts, level, service, node and message; if known, also code, uid, trace_id, exception.
 """
 
 import json
@@ -12,7 +12,7 @@ _FIELDS = ("code", "uid", "trace_id")
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON line. Newlines are escaped, so a message cannot forge a line."""
+    """Formats a log record as one JSON line. Escaped newlines keep a message from forging lines."""
 
     def __init__(self, service: str, node: str) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as text for terminals: time, level, message, code, uid, trace_id."""
+    """Formats a log record as text: time, level, message, code, uid, trace_id."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).astimezone()

@@ -1,4 +1,4 @@
-"""Owns the path of a UNIX socket that only the user of this process may connect to."""
+"""Owns the path of a UNIX socket to which only the user of this process may connect."""
 
 import stat
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from virtbus.schemas.errors import Code, VirtbusError
 def own_path(path: Path) -> Iterator[None]:
     """Make `path` free for the caller's socket, and remove the socket at the end.
 
-    A socket at `path` is removed: its process has ended, because the caller holds the lock of the
-    state folder.
+    An old socket at `path` is removed. The caller holds the lock of the state folder, so the old
+    socket's process has ended.
 
     Raises:
-        VirtbusError: 409 `socket_taken`: the path is no socket.
+        VirtbusError: 409 `socket_taken`: `path` is no socket.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
@@ -30,5 +30,5 @@ def own_path(path: Path) -> Iterator[None]:
 
 
 def close_to_others(path: Path) -> None:
-    """Let only the owner connect to the socket at `path`."""
+    """Allow only the owner to connect to the socket at `path`."""
     path.chmod(0o600)

@@ -19,9 +19,9 @@ from virtbus.schemas.wire import validate
 _NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _UNSTABLE = re.compile(r"^/dev/(sd|vd|hd|xvd|nvme)[^/]*$")
 PROBE_S = 4.0
-"""Interval of the checks whether each pool is usable."""
+"""Interval of the check that each pool is usable."""
 OVERCOMMIT = 10.0
-"""Default of `overcommit`. It is above 1, because guests' disks are mostly empty. It is limited,
+"""Default of `overcommit`. It is above 1, because guests' disks are mostly empty. It has a limit,
 because a full pool pauses its guests."""
 
 
@@ -68,8 +68,8 @@ class LocalPool(StrictModel):
 
     kind: Literal[PoolKind.LOCAL]
     mount: bool = True
-    """If True, the directory must be a mount point, so that a missing disk does not look like an
-    empty disk. The pool `local` needs no mount point."""
+    """If True, the directory must be a mount point. Without this check, a missing disk would look
+    like an empty disk. The pool `local` needs no mount point."""
     overcommit: float = Field(OVERCOMMIT, ge=0)
     """The sum of the sizes that guests see, as a multiple of the pool's size; 0: no limit."""
     reserve: Bytes | None = Field(None, ge=0)
@@ -77,7 +77,7 @@ class LocalPool(StrictModel):
 
 
 class BlockPool(StrictModel):
-    """Devices of the host. Volumes of the pool are on these devices only."""
+    """Devices of the host. Each volume of the pool is one device."""
 
     kind: Literal[PoolKind.BLOCK]
     volumes: dict[VolumeKey, DevicePath] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
@@ -92,14 +92,13 @@ class BlockPool(StrictModel):
 class LvmPool(StrictModel):
     """A volume group of the host.
 
-    virtbus makes, grows and removes its own logical volumes in this group, and touches no others.
+    virtbus makes, grows and removes only its own logical volumes in this group.
     """
 
     kind: Literal[PoolKind.LVM]
     group: LvmName
-    """The name of the volume group."""
     thin_pool: LvmName | None = None
-    """The group's thin pool in which volumes are made; None gives each volume its own extents."""
+    """The group's thin pool for new volumes; None gives each volume its own extents."""
     overcommit: float = Field(OVERCOMMIT, ge=0)
     """With a thin pool: the sum of the sizes that guests see, as a multiple of the thin pool's
     size; 0: no limit."""
@@ -114,10 +113,10 @@ SecretPath = Annotated[str, StringConstraints(pattern=r"^((/[0-9A-Za-z._@+-]{1,2
 
 
 class _OnServer(StrictModel):
-    """A pool whose data is on a server. QEMU connects to the server: the host needs no driver."""
+    """A pool on a server. QEMU itself connects to the server, so the host needs no driver."""
 
     volumes: dict[VolumeKey, ExportName] = Field(default_factory=dict, max_length=ASSIGNED_MAX)
-    """The place of each volume, by `namespace.name`. No two volumes may have the same place."""
+    """The export, unit, image or path of each volume, by `namespace.name`. All values differ."""
 
     @model_validator(mode="after")
     def _has_one_volume_each(self) -> Self:
@@ -126,12 +125,10 @@ class _OnServer(StrictModel):
 
 
 class _WithLogin(_OnServer):
-    """A pool whose server may ask for a user and a secret."""
-
     user: User = ""
-    """The name at the server; empty means that there is no login."""
+    """The user's name on the server; empty means no login."""
     secret_file: SecretPath = ""
-    """The file with the secret, which only root may read."""
+    """The file with the secret. Only root may read it."""
 
     @model_validator(mode="after")
     def _has_both_or_none(self) -> Self:
@@ -142,18 +139,18 @@ class _WithLogin(_OnServer):
 
 
 class NbdPool(_OnServer):
-    """A server of network block devices. Volumes are exports."""
+    """An NBD server. Volumes are exports."""
 
     kind: Literal[PoolKind.NBD]
     host: Host
     port: Port = 10809
     tls: bool = False
     """If True, QEMU connects by TLS, with the certificates of `nbd_tls_x509_cert_dir` in libvirt's
-    qemu.conf. No service of virtbus reads a key."""
+    qemu.conf. virtbus does not read their keys."""
 
 
 class IscsiPool(_WithLogin):
-    """An iSCSI portal, with CHAP if there is a login. Volumes are units, as `target/number`."""
+    """An iSCSI portal. A login uses CHAP. Volumes are logical units, as `target/number`."""
 
     kind: Literal[PoolKind.ISCSI]
     host: Host
@@ -172,7 +169,6 @@ class RbdPool(_WithLogin):
 
     @property
     def host(self) -> str:
-        """Return the monitors as text."""
         return ", ".join(self.monitors)
 
 
@@ -196,7 +192,7 @@ class NfsPool(_OnServer):
 
     @property
     def port(self) -> int:
-        """Return the port of the protocol. QEMU uses no other."""
+        """Return NFS's port. QEMU uses no other port."""
         return 2049
 
 
@@ -208,7 +204,7 @@ def _refuse_twice(volumes: Mapping[str, str], what: str) -> None:
 
 
 ServerPool = NbdPool | IscsiPool | RbdPool | NfsPool
-"""A pool whose data is on a server that QEMU reaches by itself."""
+"""A pool on a server, to which QEMU itself connects."""
 PoolSettings = LocalPool | BlockPool | LvmPool | ServerPool
 
 
@@ -231,7 +227,7 @@ _DEFAULT = LocalPool(kind=PoolKind.LOCAL)
 
 
 def load_pools(path: Path) -> Mapping[str, PoolSettings]:
-    """Return the pools of a file, and `local`; without the file, only `local`.
+    """Return the pools of a file, and `local`. Without the file, return only `local`.
 
     Raises:
         VirtbusError: 400 with the path of each invalid setting.

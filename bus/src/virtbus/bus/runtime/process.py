@@ -29,29 +29,29 @@ STOP_AGAIN_S = 2.0
 ALIVE_INTERVAL_S = 3.0
 TRIM_INTERVAL_S = 30.0
 TRIM_AFTER_CPU_S = 0.3
-"""CPU time that a service must have used since its last trim; with less it has no free pages."""
+"""Least CPU time of a service between two trims. After less CPU time, no pages are free."""
 _READY: ContextVar[asyncio.Event] = ContextVar("ready")
 """Set once the service of this context has sent READY=1."""
 YOUNG_OBJECTS = 20_000
 """Number of new objects that trigger a garbage collection.
 
 With Python's default of 700, the objects of a burst of requests are scanned many times. The scans
-took 6 % of a controller's CPU time; with this value they take 4 %.
+took 6 % of a controller's CPU time. With YOUNG_OBJECTS they take 4 %.
 """
 
 _MALLOC = {-1: 1024 * 1024, -3: 320 * 1024, -8: 2}
 """Arguments of mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD in bytes, M_ARENA_MAX.
 
-glibc raises both thresholds up to 64 MiB once a large block was freed. So the process would keep
-the memory of a burst of large requests. Memory of further arenas is never returned at all.
+By default, glibc raises both thresholds up to 64 MiB after a large block was freed. The process
+would then keep the memory of a burst of large requests. Memory of further arenas is never returned.
 
 uvloop allocates 256 KiB for each read of a TLS connection, and then shrinks the block. With lower
-thresholds, the kernel would map and clear that memory for each read, which takes 14 us.
+thresholds, the kernel would map and clear this memory at each read, which takes 14 us.
 """
 
 
 def _give_memory_back() -> None:
-    """Configure malloc to return freed memory to the system soon (ADR 0028)."""
+    """Make malloc return freed memory to the system soon (ADR 0028)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # None: not glibc
     for parameter, value in _MALLOC.items():
         if mallopt is not None:
@@ -59,7 +59,7 @@ def _give_memory_back() -> None:
 
 
 async def _trim_memory() -> None:
-    """Return free pages between used blocks to the system, which glibc never does by itself.
+    """Return free pages between used blocks to the system. glibc does not do this by itself.
 
     A call takes 2 to 13 ms after a burst of requests.
     """
@@ -69,7 +69,7 @@ async def _trim_memory() -> None:
         await asyncio.sleep(TRIM_INTERVAL_S)
         if time.process_time() - trimmed_s < TRIM_AFTER_CPU_S:
             continue
-        gc.collect(1)  # without old objects, which may be many
+        gc.collect(1)  # skips the old objects, which may be many
         trim(0)
         trimmed_s = time.process_time()
 
@@ -88,13 +88,13 @@ def notify(state: str) -> None:
     if not address:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.setblocking(False)  # systemd must not block us
+        sock.setblocking(False)  # systemd must not block the service
         sock.connect("\0" + address[1:] if address.startswith("@") else address)
         sock.send(state.encode())
 
 
 async def _watchdog() -> None:
-    """Send WATCHDOG=1 from the event loop, so that systemd restarts a service whose loop stalls."""
+    """Send WATCHDOG=1 from the event loop. If the loop stalls, systemd restarts the service."""
     interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 2_000_000
     while interval_s:
         notify("WATCHDOG=1")
@@ -104,7 +104,7 @@ async def _watchdog() -> None:
 async def _keep_fresh() -> None:
     """Touch VIRTBUS_ALIVE_FILE from the event loop once the service is ready.
 
-    This is the watchdog in containers: `virtbus.bus.client.health` checks the file's age.
+    In containers, `virtbus.bus.client.health` checks the file's age instead of a watchdog.
     """
     path = os.environ.get("VIRTBUS_ALIVE_FILE", "")
     while path:
@@ -114,9 +114,9 @@ async def _keep_fresh() -> None:
 
 
 async def _build_models() -> None:
-    """Build the validators that no message has needed yet, once the service is ready.
+    """Build the remaining validators of messages, once the service is ready.
 
-    So the service is ready sooner, and soon afterwards no request waits for a validator.
+    So the service is ready sooner, and later requests do not wait for a validator.
     """
     await _READY.get().wait()
     for model in models():
@@ -128,9 +128,9 @@ async def _build_models() -> None:
 
 
 async def _parent_ended() -> None:
-    """Return when `virtbus up` has ended: the kernel then closes the pipe of VIRTBUS_PARENT_FD.
+    """Return when `virtbus up` has ended and the kernel closes the pipe VIRTBUS_PARENT_FD.
 
-    Without that variable, never return.
+    Without this variable, never return.
     """
     text = os.environ.get("VIRTBUS_PARENT_FD", "")
     if not text:
@@ -152,7 +152,7 @@ async def _parent_ended() -> None:
 
 @contextlib.contextmanager
 def stop_signals() -> "Iterator[asyncio.Future[str]]":
-    """Yield a future; the first SIGINT or SIGTERM sets the signal's name as its result."""
+    """Yield a future. Its result is the name of the first SIGINT or SIGTERM."""
     loop = asyncio.get_running_loop()
     signalled: asyncio.Future[str] = loop.create_future()
 
@@ -180,7 +180,7 @@ async def _until_stop() -> str:
 
 
 async def supervise(body: Callable[[], Awaitable[None]]) -> None:
-    """Run `body` until it ends, a signal arrives or the parent ends; then cancel it and wait."""
+    """Run `body`. On a signal or the parent's end, cancel `body` and wait until it ends."""
     _READY.set(asyncio.Event())
     async with asyncio.TaskGroup() as group:
         work = group.create_task(_body(body))
@@ -195,7 +195,7 @@ async def supervise(body: Callable[[], Awaitable[None]]) -> None:
         notify("STOPPING=1")
         for task in (dog, fresh, build, trim, stop):
             task.cancel()
-        while not work.done():  # Python 3.11 loses a cancel that meets a finished wait_for
+        while not work.done():  # Python 3.11 loses a cancel at the moment when a wait_for finishes
             work.cancel()
             await asyncio.wait({work}, timeout=STOP_AGAIN_S)
 
@@ -208,15 +208,15 @@ def run(settings: ServiceSettings, body: Callable[[], Awaitable[None]]) -> int:
     """Run a service process; return its exit code (0 stopped, 1 failed).
 
     An expected failure, for example an unreachable bus or a refused login, is logged as one line.
-    Its traceback is logged at DEBUG.
+    The traceback follows at DEBUG.
     """
     logs.setup(settings.service, settings.node, level=settings.log_level, style=settings.log_format)
     os.umask(0o077)
     if alive := os.environ.get("VIRTBUS_ALIVE_FILE", ""):
-        Path(alive).unlink(missing_ok=True)  # of an earlier process
+        Path(alive).unlink(missing_ok=True)  # the file of an earlier process
     _give_memory_back()
     # The 100,000 objects of imported modules are permanent. Without `freeze`, each full collection
-    # would scan them for 30 ms. A collection before `freeze` would free only a thousand of them.
+    # would scan them for 30 ms. No collection precedes `freeze`, because it would free only 1 %.
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
     try:
@@ -240,7 +240,6 @@ def _foreseen(error: Exception) -> bool:
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:
-    """Yield the errors in a (nested) exception group, or the error itself."""
     if isinstance(error, ExceptionGroup):
         for one in error.exceptions:
             yield from _leaves(one)

@@ -8,7 +8,7 @@ V = TypeVar("V")
 
 
 class Recent(OrderedDict[K, V]):
-    """A dictionary that keeps the `most` entries that were set last; it iterates oldest first."""
+    """A dictionary of the `most` entries that were set last. It iterates oldest first."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

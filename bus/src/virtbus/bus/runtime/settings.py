@@ -29,9 +29,9 @@ NODE_FILE = "node"
 
 
 def node_slug(hostname: str) -> str:
-    """Return a node id made of a hostname: its first label, with '-' for invalid characters.
+    """Return a node id from a hostname's first label. Invalid characters become '-'.
 
-    Return "node" if the result would be no valid id.
+    If the result is no valid id, return "node".
     """
     label = hostname.split(".", maxsplit=1)[0].lower()
     slug = "".join(c if c.isascii() and c.isalnum() else "-" for c in label).strip("-")[:63]
@@ -68,7 +68,7 @@ class ServiceSettings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _settle_node(cls, data: Any) -> Any:
-        """Set the node id if none is given; a saved id outlives a change of the hostname."""
+        """Set a missing node id. A saved id outlives a change of the hostname."""
         if isinstance(data, dict) and not data.get("node"):
             state_dir = data.get("state_dir") or cls.model_fields["state_dir"].default
             return {**data, "node": node_id(Path(state_dir))}
@@ -103,7 +103,7 @@ class ServiceSettings(BaseSettings):
 
 
 def node_id(state_dir: Path) -> str:
-    """Return the node id saved in the state folder; without one, make it from the hostname."""
+    """Return the node id in the state folder, or without a saved id, the hostname's `node_slug`."""
     try:
         kept = (state_dir / NODE_FILE).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -117,8 +117,8 @@ S = TypeVar("S", bound=ServiceSettings)
 def load(cls: type[S], argv: list[str] | None = None) -> S:
     """Return the settings of this process.
 
-    For invalid settings, it prints each problem with its field and exits with 2. `--check-config`
-    prints the effective settings and exits with 0.
+    For invalid settings, print each problem with its field and exit with 2. For `--check-config`,
+    print the effective settings and exit with 0.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     check = "--check-config" in arguments

@@ -4,7 +4,7 @@ import asyncio
 
 
 class SmallEvent:
-    """`asyncio.Event` in 100 bytes instead of 800: it has no deque of waiting tasks."""
+    """`asyncio.Event` in 100 bytes instead of 800, without a deque of waiting tasks."""
 
     __slots__ = ("_set", "_waiting")
 
@@ -13,11 +13,9 @@ class SmallEvent:
         self._waiting: tuple[asyncio.Future[None], ...] = ()
 
     def is_set(self) -> bool:
-        """Return True if the event is set."""
         return self._set
 
     def set(self) -> None:
-        """Set the event, and wake all waiting tasks."""
         self._set = True
         waiting, self._waiting = self._waiting, ()
         for future in waiting:
@@ -25,11 +23,9 @@ class SmallEvent:
                 future.set_result(None)
 
     def clear(self) -> None:
-        """Reset the event."""
         self._set = False
 
     async def wait(self) -> bool:
-        """Return True once the event was set."""
         if not self._set:
             future = asyncio.get_running_loop().create_future()
             self._waiting = (*self._waiting, future)

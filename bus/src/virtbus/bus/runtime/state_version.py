@@ -1,4 +1,4 @@
-"""Checks the version of a host's state folder; refuses a folder that another version wrote."""
+"""Checks the version of a host's state folder, and refuses another version."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ FILE = "VERSION"
 
 
 def check(state_dir: Path) -> bool:
-    """Return True if the folder has our version; False if it has none, because it is new.
+    """Return True if the folder has this program's version; False for a new folder.
 
     The agent writes the version into a new folder.
 
     Raises:
-        VirtbusError: 422 `state_older` or `state_newer`. Nothing was changed; guests keep running.
+        VirtbusError: 422 `state_older` or `state_newer`. Nothing was changed, and guests still run.
     """
     path = state_dir / FILE
     text = path.read_text(encoding="utf-8").strip() if path.exists() else ""

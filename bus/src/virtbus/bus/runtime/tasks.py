@@ -9,7 +9,7 @@ from virtbus.bus.runtime.small_event import SmallEvent
 
 
 async def wait_for_event(event: asyncio.Event | SmallEvent, timeout_s: float | None) -> bool:
-    """Wait until the event is set; return False after `timeout_s` (None: no limit)."""
+    """Return True once the event is set, or False after `timeout_s` (None: no limit)."""
     try:
         async with asyncio.timeout(timeout_s):
             return await event.wait()
@@ -18,7 +18,7 @@ async def wait_for_event(event: asyncio.Event | SmallEvent, timeout_s: float | N
 
 
 class Background:
-    """The tasks of one `background()` context; they are cancelled at its end."""
+    """The tasks of one `background()` context. The context's end cancels them."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
@@ -28,34 +28,32 @@ class Background:
         """Run `work` until it returns or the context ends.
 
         Raises:
-            RuntimeError: the context has ended; `work` is closed.
+            RuntimeError: the context has ended. `work` is closed.
         """
         try:
             task = self._group.create_task(work)
         except RuntimeError:
-            work.close()  # otherwise Python warns that it was never awaited
+            work.close()  # prevents Python's warning "coroutine was never awaited"
             raise
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def cancel(self) -> None:
-        """Cancel the running tasks."""
         for task in tuple(self._tasks):
             task.cancel()
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait until the running tasks end, at most `timeout_s`."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=timeout_s)
 
 
 @asynccontextmanager
 async def background() -> AsyncIterator[Background]:
-    """Yield a `Background` for tasks; cancel them when the context's body ends.
+    """Yield a `Background` for tasks. The end of the context's body cancels them.
 
     A plain TaskGroup wraps an exception of its body in an ExceptionGroup. Callers of the bus catch
-    `VirtbusError`, so this context raises the body's exception unchanged.
+    `VirtbusError`, so this context raises the body's exception unwrapped.
     """
     own: BaseException | None = None
     try:

@@ -1,4 +1,4 @@
-"""Waits for the end of work in a thread, because a thread cannot be interrupted."""
+"""Waits for the end of work in a thread, because a thread cannot be cancelled."""
 
 import asyncio
 from typing import TypeVar
@@ -7,9 +7,10 @@ T = TypeVar("T")
 
 
 async def to_end(future: "asyncio.Future[T]") -> T:
-    """Return the result of a thread's `future`; delay a cancellation until the thread has ended.
+    """Return the result of a thread's `future`. A cancellation waits until the thread has ended.
 
-    So the caller can then close or remove files that the thread used. Use it only for short work.
+    After a cancellation, the caller can safely close or remove the thread's files. Use this only
+    for short work.
     """
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
@@ -19,6 +20,6 @@ async def to_end(future: "asyncio.Future[T]") -> T:
             cancelled = error
     if cancelled is not None:
         if not future.cancelled():
-            future.exception()  # mark it as retrieved, so that asyncio does not log it
+            future.exception()  # retrieved, so that asyncio does not log the exception
         raise cancelled
     return future.result()

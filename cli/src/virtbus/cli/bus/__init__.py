@@ -1,4 +1,5 @@
 """`virtbus bus VERB`: the verbs for the bus, its records and its files.
 
-Belongs here: requests, files and output of these verbs. Must not enter: verbs for VMs and hosts.
+This package has the requests, files and output of these verbs. Verbs for VMs and hosts do not
+belong here.
 """

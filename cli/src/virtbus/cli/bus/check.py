@@ -53,7 +53,7 @@ async def _declared(settings: BusSettings) -> None:
             try:
                 await stream_setup.ensure(admin)
             except (UnavailableError, OutcomeUnknownError):
-                # the servers are still electing a leader
+                # The servers of a new cluster are still electing a leader.
                 if asyncio.get_running_loop().time() > until_s:
                     raise
                 await asyncio.sleep(1)

@@ -95,7 +95,7 @@ def restore(invocation: Invocation, *, file: Path) -> None:
 
 @contextmanager
 def opened(file: Path) -> Iterator[IO[bytes]]:
-    """Open a backup file; turn a BackupError into an error of the command."""
+    """Open a backup file. A BackupError of the context's body becomes a CliError."""
     from virtbus.bus.provisioning.backup import BackupError
 
     try:
@@ -106,7 +106,6 @@ def opened(file: Path) -> Iterator[IO[bytes]]:
 
 
 def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]") -> T:
-    """Return the result of `work` on a connection as the bus's admin."""
     from virtbus.bus.client.connection import connect
     from virtbus.bus.errors import BusError
 
@@ -122,7 +121,6 @@ def _with_bus(invocation: Invocation, work: "Callable[[NatsBus], Awaitable[T]]")
 
 
 def _write(path: Path, taken: "Backup") -> int:
-    """Write the file atomically, readable by its owner only; return its size in bytes."""
     from virtbus.bus.provisioning.backup import lines
 
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -19,7 +19,7 @@ from virtbus.schemas.ids import check_id
 
 
 def reload(prepared: BusDirectory) -> list[str]:
-    """Reload the servers; return the names of the reloaded servers, empty if no server answers."""
+    """Reload the servers; return the reloaded servers' names, empty if no server answers."""
     settings = BusSettings(creds=prepared.creds("sys"), connect_timeout_s=WAIT_S)
     try:
         return asyncio.run(reload_servers(settings))
@@ -92,7 +92,7 @@ def _added(
     users: list[str],
     *more: str,
 ) -> None:
-    """Reload the servers, and check that each accepts the first new user's credentials."""
+    """Reload the servers, check that each accepts the first of `users`, and show the result."""
     with refusals():
         reloaded = reload(prepared)
         plan = prepared.plan()
@@ -164,9 +164,9 @@ def revoke_node(invocation: Invocation, name: str, place: str, *, check: bool) -
 def _end(
     invocation: Invocation, prepared: BusDirectory, name: str, changed: list[Path], creds: list[str]
 ) -> None:
-    """Reload the servers, and check that each refuses a host's old credentials.
+    """Reload the servers, check that each refuses a host's old credentials, and show the result.
 
-    `creds` are the host's new credentials; a removed host has none.
+    `creds` are the host's new credentials; empty for a removed host.
     """
     repeat = "repeat this command" + (" with --check" if creds else "")
     with refusals():
@@ -193,10 +193,10 @@ def _end(
 
 
 async def _taking(prepared: BusDirectory, plan: BusPlan, name: str) -> dict[str, str]:
-    """Return why each server may still accept a removed host's credentials; empty if none may.
+    """Return, by server, the reasons why servers may still accept a removed host's credentials.
 
-    A refusal counts only from a server that accepts the user `sys`. A server that cannot be reached
-    from here, or whose certificate is not trusted here, may still accept the host.
+    A server's refusal counts only if the server accepts the user `sys`. Without this check, an
+    unreachable or untrusted server would look like a server that refuses.
     """
     if not prepared.withdrawn(name).exists():
         return {}

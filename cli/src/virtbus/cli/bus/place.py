@@ -1,4 +1,4 @@
-"""Provides shared parts of the `virtbus bus` verbs: option --dir, errors, checks of servers."""
+"""Shared code of the `virtbus bus` verbs: the option --dir, errors, checks of servers."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,8 @@ from virtbus.schemas.errors import VirtbusError
 
 DEFAULT = "/etc/virtbus/bus"
 WAIT_S = 3.0
-"""Time limit for a connection to the servers before a reload."""
 BUSY_S = 10.0
-"""Time limit for a connection to each server after a reload; a busy server takes seconds."""
+"""Time limit for a connection to each server after a reload. A busy server takes seconds."""
 
 directory = click.option(
     "--dir", "place", default=DEFAULT, show_default=True, metavar="DIR", help="The bus's directory."
@@ -27,7 +26,7 @@ directory = click.option(
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turn errors of the bus into errors of the command."""
+    """Convert errors of the bus into CliError."""
     try:
         yield
     except (UnavailableError, DeniedError) as error:
@@ -41,18 +40,18 @@ def refusals() -> Iterator[None]:
 
 
 def written(changed: Sequence[Path]) -> str:
-    """Return a text that lists new or changed files."""
+    """Return a text that lists the changed files."""
     return "\n".join(f"written: {path}" for path in changed) or "nothing changed"
 
 
 async def knows(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, str]:
-    """Return the error of each server that does not accept a user; empty if all accept it."""
+    """Return, by server, the errors of the servers that do not accept `user`."""
     errors = await answers(prepared, plan, user)
     return {server: str(error) for server, error in errors.items() if error is not None}
 
 
 async def answers(prepared: BusDirectory, plan: BusPlan, user: str) -> dict[str, BusError | None]:
-    """Log in to each server as a user; return each server's error, None if it accepts the user."""
+    """Log in to each server as `user`; return each server's error, None for success."""
     servers = [names[0] for names in plan.servers]
 
     async def answer(server: str) -> BusError | None:

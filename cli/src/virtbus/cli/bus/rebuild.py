@@ -97,7 +97,7 @@ def command(
 
 
 def table(answer: Mapping[str, Any]) -> str:
-    """Return the answer as text: a table of VMs with their steps, then a table of nodes."""
+    """Return the answer as tables of VMs, security groups and nodes."""
     vms = [
         tuple(str(vm.get(key) or "-") for key in ("name", "namespace", "node", "step", "message"))
         for vm in answer.get("vms") or ()
@@ -120,7 +120,7 @@ def table(answer: Mapping[str, Any]) -> str:
 
 
 def _group(one: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a row with all rules of a group, because a person decides if they are right."""
+    """Return a group's row with all rules, because a person must check them."""
     spec = one.get("spec") or {}
     return (
         str(one.get("name")),

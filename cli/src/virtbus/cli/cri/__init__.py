@@ -1,4 +1,4 @@
 """The commands that make a host a Kubernetes node whose pods may be VMs.
 
-They change files and units of this host only; they use neither the bus nor the API server.
+They change only files and units of this host, and use neither the bus nor the API server.
 """

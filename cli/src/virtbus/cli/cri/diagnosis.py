@@ -16,7 +16,6 @@ from virtbus.cli.invocation import Invocation, local
 from virtbus.cli.lazy import examples
 
 LINES = "20000"
-"""Number of the newest journal lines, of all services together."""
 COMMAND_S = 30.0
 LOG_BYTES = 4 * 1024**2
 _SERVICES = ("virtbus-nodeagent", "virtbus-netd", "virtbus-imaged", *UNITS)
@@ -32,10 +31,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "units": ("systemctl", "status", "--no-pager", *_SERVICES),
     "journal": ("journalctl", "--no-pager", "-n", LINES, *(f"-u{one}" for one in _SERVICES)),
 }
-"""The commands of a diagnosis, by the name of their output file (without `.txt`).
-
-No output contains a secret of virtbus.
-"""
+"""The commands of a diagnosis, by the name of the output file. No output contains a secret."""
 _STATE = click.option(
     "--state-dir",
     default="/var/lib/virtbus",
@@ -109,7 +105,7 @@ def gen(*, daemon_set: bool, virtlet: bool) -> None:
 
 # --- sources -----------------------------------------------------------------------------------
 Source = tuple[str, str]
-"""The text of a source and its error, each empty if there is none."""
+"""A source's text and its error. Each may be empty."""
 
 
 def _dumped(state_dir: Path) -> Source:
@@ -128,7 +124,6 @@ def _dumped(state_dir: Path) -> Source:
 
 
 def _bare(value: Any) -> Any:
-    """Return stored data without the fields that may be secret."""
     if isinstance(value, list):
         return [_bare(one) for one in value]
     if not isinstance(value, dict):
@@ -139,7 +134,7 @@ def _bare(value: Any) -> Any:
 
 
 _SECRET = frozenset({"key", "envs", "annotations"})
-"""Fields with a pod's SSH key, its environment, and annotations, which may have user data."""
+"""Fields with a pod's SSH key, environment and annotations. Annotations may have user data."""
 
 
 def _commanded() -> dict[str, Source]:
@@ -147,7 +142,7 @@ def _commanded() -> dict[str, Source]:
 
 
 def _domains() -> dict[str, Source]:
-    """Return the definitions of this host's VMs; libvirt leaves secrets out."""
+    """Return the XML of this host's domains. libvirt leaves out secrets."""
     names, error = _output(("virsh", "--readonly", "list", "--all", "--name"))
     found: dict[str, Source] = {"domains.txt": (names, error)}
     for name in names.split():

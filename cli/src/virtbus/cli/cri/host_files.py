@@ -43,11 +43,11 @@ unmount)
 esac
 """
 _KUBELET = ("config.yaml", "instance-config.yaml", "kubeadm-flags.env")
-"""Files in /var/lib/kubelet. Each version of kubeadm keeps kubelet's endpoint in one of them."""
+"""Files in /var/lib/kubelet. The version of kubeadm decides which file has kubelet's endpoint."""
 
 
 class HostFiles:
-    """The files below `root`, which is `/` except in tests."""
+    """The files below `root`: `/`, or a folder in tests."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -60,27 +60,23 @@ class HostFiles:
 
     @property
     def systemd(self) -> bool:
-        """Return True if systemd runs this host."""
         return (self._root / "run/systemd/system").is_dir()
 
     def missing_units(self) -> list[str]:
-        """Return the units that are not on this host."""
         return [unit for unit in UNITS if not self.unit(unit).exists()]
 
     def unit(self, name: str) -> Path:
-        """Return the file of a unit."""
         return self._root / "etc/systemd/system" / f"{name}.service"
 
     @property
     def proxy(self) -> str:
-        """Return the path of the proxy's socket."""
         return self.socket_of("virtbus-criproxy")
 
     def socket_of(self, unit: str) -> str:
-        """Return the path of a service's socket, as its settings file says."""
+        """Return the path of a service's socket from its settings file, or the default."""
         service = unit.removeprefix("virtbus-")
         given: dict[str, Any] = {}
-        with suppress(tomllib.TOMLDecodeError):  # the service's log names the line
+        with suppress(tomllib.TOMLDecodeError):  # the service itself reports the faulty line
             given = tomllib.loads(_text(self._root / "etc/virtbus" / f"{service}.toml"))
         folder = Path(str(given.get("run_dir") or "/run/virtbus"))
         return str(given.get("listen") or folder / f"{service}.sock")
@@ -98,7 +94,7 @@ class HostFiles:
     def write(self, container_runtime: str) -> list[Path]:
         """Write the cluster's objects and the flexvolume driver; return the changed files.
 
-        If `container_runtime` is not containerd's socket, also write a drop-in with that socket.
+        A `container_runtime` other than containerd's socket also needs a drop-in for the proxy.
         """
         wanted = {self.runtime_class: manifest("virtbus")}
         if container_runtime != CONTAINERD:
@@ -118,7 +114,7 @@ class HostFiles:
         return False
 
     def remove(self) -> list[Path]:
-        """Remove what `write` wrote, and the proxy's stored answers; return the removed files."""
+        """Remove the files of `write` and the proxy's stored answers; return the removed files."""
         stored = [path for path in sorted(self._answers.rglob("*")) if not path.is_dir()]
         written = (self.runtime_class, self.driver, self.drop_in)
         parts = map(_part, written)
@@ -130,7 +126,6 @@ class HostFiles:
         return removed
 
     def vm_pods(self) -> int:
-        """Return the number of VM pods of this node."""
         return len(list(self._pods.glob("*.json")))
 
     def naming_proxy(self) -> list[str]:
@@ -141,7 +136,7 @@ class HostFiles:
         return named + running
 
     def endpoint_file(self) -> str:
-        """Return the file that has kubelet's endpoint; empty if none of kubeadm's files has it."""
+        """Return kubeadm's file with kubelet's endpoint; empty if no file has the endpoint."""
         names = [self._root / "var/lib/kubelet" / name for name in _KUBELET]
         has = ("containerRuntimeEndpoint", "container-runtime-endpoint")
         found = [path for path in reversed(names) if any(word in _text(path) for word in has)]
@@ -155,7 +150,7 @@ class HostFiles:
 
 
 def manifest(name: str) -> str:
-    """Return the objects of a manifest for a cluster, as YAML."""
+    """Return a manifest for a cluster, as YAML."""
     return (files(__package__) / "manifests" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
@@ -167,7 +162,6 @@ def _text(path: Path) -> str:
 
 
 def _write(path: Path, text: str, *, mode: int = 0o644) -> bool:
-    """Replace a file atomically; return False if it has this text and mode."""
     if _text(path) == text and stat.S_IMODE(path.stat().st_mode) == mode:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +173,6 @@ def _write(path: Path, text: str, *, mode: int = 0o644) -> bool:
 
 
 def _part(path: Path) -> Path:
-    """Return the path under which a file is written before it gets its final name."""
     return path.with_name(f".{path.name}.part")
 
 

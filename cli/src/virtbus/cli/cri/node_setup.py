@@ -1,7 +1,7 @@
 """Implements `virtbus cri install` and `virtbus cri uninstall`.
 
-Both commands may be repeated, also after one was killed. kubelet's own files belong to the
-administrator. The commands print the change that these files need, and do not make it.
+Both commands may be repeated, even after a kill. kubelet's own files belong to the administrator.
+The commands only print the changes that these files need.
 """
 
 import os
@@ -84,7 +84,6 @@ def uninstall(invocation: Invocation, root: Path) -> None:
 
 # --- conditions --------------------------------------------------------------------------------
 def _hindrances(host: HostFiles, container_runtime: str, root: Path) -> list[tuple[str, str]]:
-    """Return the problems that prevent an install, each with its next step."""
     found = _not_root(root)
     if missing := host.missing_units():
         found.append((f"units are missing: {' '.join(missing)}", "run deploy/install"))
@@ -116,7 +115,7 @@ def _not_root(root: Path) -> list[tuple[str, str]]:
 
 
 def _refuse(problems: Sequence[tuple[str, str]]) -> None:
-    """Raise CliError with all problems, if there are any."""
+    """Raise CliError if there are problems. The first is the message; details list all."""
     if not problems:
         return
     (first, step), *_ = problems
@@ -126,7 +125,6 @@ def _refuse(problems: Sequence[tuple[str, str]]) -> None:
 
 # --- effects -----------------------------------------------------------------------------------
 def _started(host: HostFiles, *, restart: bool) -> list[str]:
-    """Start the services; return the steps that are left to a person."""
     if not host.systemd:
         return [f"no systemd runs here; run these programs: {' '.join(UNITS)}"]
     _run(["systemctl", "daemon-reload"])
@@ -140,7 +138,6 @@ def _started(host: HostFiles, *, restart: bool) -> list[str]:
 
 
 def _silent(host: HostFiles) -> list[str]:
-    """Return the services whose sockets accept no connection."""
     return [unit for unit in UNITS if not host.answers(host.socket_of(unit))]
 
 
@@ -166,7 +163,6 @@ def _numbered(steps: Sequence[str]) -> list[str]:
 
 
 def _run(argv: list[str]) -> None:
-    """Run systemctl; raises CliError with its output if it fails."""
     program = shutil.which(argv[0])
     if program is None:
         raise CliError(Exit.UNAVAILABLE, "no_systemctl", "systemctl is not in PATH")

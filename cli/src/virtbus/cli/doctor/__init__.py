@@ -1,5 +1,5 @@
 """`virtbus doctor`: checks this host, with one finding for each requirement of virtbus.
 
-Belongs here: reading and probing, and the command that repairs a finding. Must not enter: any
-change to the host; doctor only reads.
+doctor only reads and probes. A finding names the command that repairs it, but no code here changes
+the host.
 """

@@ -17,7 +17,7 @@ TINY = "tiny.qcow2"
 
 
 def nats() -> CheckResult:
-    """Check that a bus runs and accepts our credentials, or that its port is free."""
+    """Check that a bus runs and accepts the client's credentials, or that its port is free."""
     path = access.default_creds(os.environ)
     try:
         found = access.find(None, None, os.environ)
@@ -45,7 +45,7 @@ def _port(path: Path) -> CheckResult:
 
 
 def creds() -> CheckResult:
-    """Check that we, but not everybody, can read the client's credentials file."""
+    """Check that this user can read the client's credentials file, and other users cannot."""
     path = access.default_creds(os.environ)
     try:
         mode = path.stat().st_mode & 0o777
@@ -61,7 +61,7 @@ def creds() -> CheckResult:
 
 
 def instance() -> CheckResult:
-    """Check that this host's agent acts for its node, as the file `instance` in run_dir states."""
+    """Check that this host's agent acts for its node, according to run_dir's file `instance`."""
     path = access.default_creds(os.environ).parent / "instance"
     try:
         word, _, why = path.read_text(errors="replace").partition("\n")
@@ -84,7 +84,7 @@ def nats_server() -> CheckResult:
 
 
 def tiny(state_dir: Path) -> CheckResult:
-    """Check that the default guest image exists, in imaged's folder or as shipped."""
+    """Check that the default guest image exists, in imaged's folder or in the shipped folder."""
     own = state_dir / "images" / "src" / TINY
     for path in (own, _SHIPPED / TINY):
         if path.exists():

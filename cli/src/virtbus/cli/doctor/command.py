@@ -1,4 +1,4 @@
-"""Implements `virtbus doctor`, and the short list of checks before `virtbus up`."""
+"""Implements `virtbus doctor`, and the checks before `virtbus up`."""
 
 import os
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Check = Callable[[], CheckResult]
 
 
 def checks(state_dir: Path) -> tuple[Check, ...]:
-    """Return every check, in the order of the report."""
+    """Return all checks in the order of the report."""
     return (
         container.container,
         host.root,
@@ -50,7 +50,7 @@ def checks(state_dir: Path) -> tuple[Check, ...]:
 
 
 def quick(state_dir: Path, *, own_bus: bool = True) -> list[CheckResult]:
-    """Run the checks that precede `virtbus up`. Without `own_bus`, nats-server is not needed."""
+    """Run the checks before `virtbus up`. Only `own_bus` needs nats-server."""
     wanted: tuple[Check, ...] = (
         host.root,
         emulator.qemu,
@@ -64,7 +64,7 @@ def quick(state_dir: Path, *, own_bus: bool = True) -> list[CheckResult]:
 
 
 def _look(check: Check) -> CheckResult:
-    """Run a check; turn an OSError into a warning, so that the other checks still run."""
+    """Run a check. An OSError becomes a warning, so that the other checks still run."""
     try:
         return check()
     except OSError as error:

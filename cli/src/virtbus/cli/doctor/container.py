@@ -1,4 +1,4 @@
-"""Adapts findings in a Docker Compose container, which hides resources of the other containers."""
+"""Adapts findings to a Docker Compose container, which hides other containers' resources."""
 
 import os
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from virtbus.cli.doctor.finding import OK, CheckResult, ok, unknown
 
 COMPOSE = "VIRTBUS_COMPOSE"
-"""Variable that docker-compose.yml sets. /.dockerenv is no sign of compose: it also exists in
+"""Variable set by docker-compose.yml. /.dockerenv is no sign of compose, because it also exists in
 containers that serve as hosts."""
 
 OWN = frozenset({"root", "python", "nats-server", "bus", "credentials", "container"})
-"""Names of checks that are valid in a container: they concern the container or shared resources."""
+"""Checks that are valid in a container, because they concern the container or shared resources."""
 SERVICES = {
     "qemu": "libvirt",
     "kvm": "libvirt",
@@ -24,18 +24,18 @@ SERVICES = {
     "image tiny": "imaged",
     "image conversion": "imaged",
 }
-"""Maps a check to the service of docker-compose.yml whose container has the check's resource."""
+"""By check: the service of docker-compose.yml whose container has the check's resource."""
 LOOKS = {
     "kvm": "docker compose exec libvirt virt-host-validate qemu",
     "forward policy": "docker compose exec netd nft list chain ip filter FORWARD",
     "image tiny": "docker compose exec nats virtbus image list",
 }
-"""Maps a check to the command that checks in the right container. The default command shows the
-service's state."""
+"""By check: the command that repeats the check in the right container. The default command shows
+the service's state."""
 
 
 def judged(finding: CheckResult, environ: Mapping[str, str] = os.environ) -> CheckResult:
-    """Return the finding; turn it into "unknown" if its resource is not visible from here."""
+    """Return the finding, or "unknown" if the finding's resource is in another container."""
     if COMPOSE not in environ or finding.level == OK or finding.name in OWN:
         return finding
     service = SERVICES.get(finding.name)
@@ -48,7 +48,7 @@ def judged(finding: CheckResult, environ: Mapping[str, str] = os.environ) -> Che
 
 
 def container() -> CheckResult:
-    """Report if doctor runs in a Docker Compose container."""
+    """Report whether doctor runs in a Docker Compose container."""
     if COMPOSE in os.environ:
         return ok("container", "one of compose; `docker compose ps` has the health of each")
     return ok("container", "not of compose: it is checked like a host")

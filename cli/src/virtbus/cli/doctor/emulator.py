@@ -27,7 +27,7 @@ def qemu() -> CheckResult:
 
 
 def kvm() -> CheckResult:
-    """Check KVM by creating a VM: /dev/kvm may exist without working."""
+    """Check KVM by creating a VM, because /dev/kvm may exist without working."""
     try:
         mode = Path(KVM).stat().st_mode
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def kvm() -> CheckResult:
 
 
 def _kvm_answers() -> int:
-    """Create an empty KVM VM and return KVM's API version; raise OSError if KVM fails."""
+    """Create an empty VM in KVM; return KVM's API version. Raises OSError if KVM fails."""
     descriptor = os.open(KVM, os.O_RDWR | os.O_CLOEXEC)
     try:
         version = fcntl.ioctl(descriptor, _KVM_GET_API_VERSION, 0)
@@ -70,7 +70,7 @@ def _kvm_answers() -> int:
 
 
 def conversion() -> CheckResult:
-    """Check that imaged can convert images, which needs qemu-img and Landlock in the kernel."""
+    """Check for qemu-img and the kernel's Landlock, by which imaged converts images."""
     name = "image conversion"
     if shutil.which("qemu-img") is None:
         return warn(name, "qemu-img is missing", "apt-get install qemu-utils")
@@ -85,7 +85,7 @@ def conversion() -> CheckResult:
 
 
 def wrapper() -> CheckResult:
-    """Check that vmwrapper is owned by root, executable, and reachable for QEMU's user."""
+    """Check that vmwrapper belongs to root, and that QEMU's user can reach and execute it."""
     if not WRAPPER.exists():
         return warn("vmwrapper", f"{WRAPPER} is not installed; netd installs it when it starts")
     for path in (WRAPPER, *WRAPPER.parents):

@@ -14,14 +14,14 @@ _REAPERS = ("systemd", "init", "tini", "dumb-init", "s6-svscan", "runit")
 
 
 def root() -> CheckResult:
-    """Check that we run as root, which netd and libvirt's system mode need."""
+    """Check that doctor runs as root. netd and libvirt's system mode need root."""
     if os.geteuid() == 0:
         return ok("root", "runs as root")
     return fail("root", "a real node needs root", "sudo virtbus up   (or: virtbus up --simulate)")
 
 
 def python() -> CheckResult:
-    """Report our Python version, and check that vmwrapper's interpreter exists."""
+    """Report this Python's version, and check that vmwrapper's interpreter exists."""
     version = ".".join(map(str, sys.version_info[:3]))
     if not Path("/usr/bin/python3").exists():
         return fail(
@@ -59,7 +59,7 @@ def images(state_dir: Path) -> CheckResult:
 
 
 def quarantine(state_dir: Path) -> CheckResult:
-    """Report the disks in quarantine, which use space until a person adopts or purges them."""
+    """Report the disks in quarantine. They use space until a person adopts or purges them."""
     folder = state_dir / "disks" / "quarantine"
     try:
         entries = [one for one in folder.iterdir() if one.is_dir()]
@@ -76,7 +76,7 @@ def quarantine(state_dir: Path) -> CheckResult:
 
 
 def cgroups() -> CheckResult:
-    """Check that cgroups are mounted; netd identifies a vmwrapper process by its cgroup."""
+    """Check that cgroups are mounted. netd identifies a vmwrapper process by its cgroup."""
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         return ok("cgroups", "version 2")
     if Path("/sys/fs/cgroup/memory").exists() or Path("/sys/fs/cgroup/cpu").exists():
@@ -89,7 +89,7 @@ def cgroups() -> CheckResult:
 
 
 def clock() -> CheckResult:
-    """Check for a time service; `virtbus status` shows an alarm if clocks differ by over 2 s."""
+    """Check for a time service. `virtbus status` shows an alarm if clocks differ by over 2 s."""
     code, text = run(("timedatectl", "show", "-p", "NTPSynchronized", "--value"), 3.0)
     if code == 0 and text == "yes":
         return ok("clock", "synchronized")
@@ -103,7 +103,7 @@ def clock() -> CheckResult:
 
 
 def reaper() -> CheckResult:
-    """Check that PID 1 or libvirtd's parent reaps ended guests at once; libvirt waits for that."""
+    """Check that PID 1 or libvirtd's parent reaps ended guests at once. libvirt waits for this."""
     name = first_line(read("/proc/1/comm") or "")
     if name in _REAPERS or _libvirtd_parent() in _REAPERS:
         return ok("pid 1", f"{name}; ended guests are reaped at once")
@@ -115,7 +115,6 @@ def reaper() -> CheckResult:
 
 
 def _libvirtd_parent() -> str:
-    """Return the name of the process that started libvirtd."""
     pid = first_line(read("/run/libvirtd.pid") or read("/run/libvirt/libvirtd.pid") or "")
     stat = read(f"/proc/{pid}/stat") if pid.isdigit() else None
     if not stat:

@@ -35,7 +35,7 @@ def libvirtd() -> CheckResult:
 
 
 def limits() -> CheckResult:
-    """Check libvirtd's limits of concurrent calls, which also limit concurrent VM starts."""
+    """Check libvirtd's limits of concurrent calls. They also limit concurrent VM starts."""
     requests = _configured("max_client_requests", _WANTED_REQUESTS)
     workers = _live_workers() or _configured("max_workers", _WANTED_WORKERS)
     text = f"max_client_requests {requests}, max_workers {workers}"
@@ -61,7 +61,7 @@ def _configured(name: str, default: int) -> int:
 
 
 def virtlogd() -> CheckResult:
-    """Check that virtlogd answers. It writes console logs, also while libvirtd restarts."""
+    """Check that virtlogd answers. virtlogd writes console logs, even during libvirtd's restart."""
     why = unix_answers("/run/libvirt/virtlogd-sock")
     if why is None:
         return ok("virtlogd", "answers")

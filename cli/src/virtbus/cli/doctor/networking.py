@@ -16,7 +16,7 @@ _CNI_PLUGINS = ("bridge", "host-local", "loopback")
 
 
 def nftables() -> CheckResult:
-    """Check that nftables works; netd uses it for anti-spoofing and masquerading."""
+    """Check that nftables works. netd needs nftables for anti-spoofing and masquerading."""
     code, text = run(("nft", "list", "tables"))
     if code == 127:
         return fail("nftables", "nft is not installed", "apt-get install nftables")
@@ -28,7 +28,7 @@ def nftables() -> CheckResult:
 
 
 def cni() -> CheckResult:
-    """Check that CNI plugins are installed; only networks of the kind cni need them."""
+    """Check that CNI plugins are installed. Only networks of the kind cni need them."""
     found = next((d for d in CNI_DIRS if all((Path(d) / p).exists() for p in _CNI_PLUGINS)), None)
     if found is None:
         return warn(
@@ -53,7 +53,7 @@ def forwarding() -> CheckResult:
 
 
 def bridge_filter() -> CheckResult:
-    """Check that the kernel can apply IP rules on bridges, which security groups need."""
+    """Check that the kernel can apply IP rules on bridges. Security groups need this."""
     if Path("/proc/sys/net/bridge").exists():
         return ok("br_netfilter", "loaded")
     return warn(
@@ -64,7 +64,7 @@ def bridge_filter() -> CheckResult:
 
 
 def forward_policy() -> CheckResult:
-    """Check that no other firewall drops forwarded packets, since guests' packets are forwarded."""
+    """Check that no other firewall drops forwarded packets, such as the guests' packets."""
     code, text = run(("nft", "list", "ruleset"))
     if code != 0:
         why = first_line(text)
@@ -84,7 +84,7 @@ def forward_policy() -> CheckResult:
 
 
 def _dropping(ruleset: str) -> list[str]:
-    """Return other programs' tables that drop forwarded packets, with no exception for guests."""
+    """Return other programs' tables that drop forwarded packets, also the packets of guests."""
     pattern = re.compile(r"type filter hook forward [^;]*; policy drop;")
     return [
         part.split(" {", 1)[0]
@@ -96,7 +96,7 @@ def _dropping(ruleset: str) -> list[str]:
 
 
 def namespaces() -> CheckResult:
-    """Check that /run/netns is a shared mount, so that libvirtd sees netd's namespaces there."""
+    """Check that /run/netns is a shared mount. libvirtd must see netd's namespaces there."""
     path = Path("/run/netns")
     if not path.exists():
         return ok("/run/netns", "not there yet; netd makes it")

@@ -1,4 +1,4 @@
-"""Provides primitives for checks: commands with a time limit, small files, sockets."""
+"""Runs commands with a time limit, and reads small files and sockets, for checks."""
 
 import os
 import socket
@@ -12,9 +12,9 @@ TIMEOUT_S = 10.0
 
 
 def run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
-    """Run a command; return its exit code and output (both streams).
+    """Run a command; return its exit code, and its output to stdout and stderr.
 
-    The code is 127 if the command is missing, 126 if it cannot start, 124 at the time limit.
+    The code is 127 for a missing command, 126 if the command cannot start, 124 at the time limit.
     """
     try:
         ended = subprocess.run(  # noqa: S603  fixed commands, no shell
@@ -37,22 +37,22 @@ def run(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]
 
 
 def needs_root(name: str, what: str) -> CheckResult:
-    """Return a warning that this check needs root."""
+    """Return a warning that a check needs root."""
     return warn(name, f"cannot be checked without root: {what}", "sudo virtbus doctor")
 
 
 def is_root() -> bool:
-    """Return True if we run as root, so that a failure is not caused by missing rights."""
+    """Return True if this process is root. Its failures are then not due to missing rights."""
     return os.geteuid() == 0
 
 
 def first_line(text: str) -> str:
-    """Return the first line that is not empty."""
+    """Return the first non-empty line, stripped; empty if none."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def read(path: str | Path) -> str | None:
-    """Return a small file's text, None if it cannot be read."""
+    """Return a small file's text; None if the file cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -60,7 +60,7 @@ def read(path: str | Path) -> str | None:
 
 
 def unix_answers(path: str) -> str | None:
-    """Connect to a unix socket; return None on success, otherwise the error's text."""
+    """Connect to a UNIX socket; return the error's text, or None on success."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(2.0)
         try:

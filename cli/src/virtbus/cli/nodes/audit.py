@@ -12,7 +12,7 @@ from virtbus.cli.lazy import examples
 
 TIMEOUT_S = 70.0
 ADOPTED = ("volume", "snapshot")
-"""Kinds of findings for which a record may be written."""
+"""Kinds of findings for which --adopt writes a record."""
 HEADER = ("NODE", "KIND", "VM", "WHAT", "REPAIR")
 
 
@@ -48,7 +48,7 @@ def command(invocation: Invocation, *, name: str | None, repair: bool, adopt: bo
     data: dict[str, Any] = {"repair": repair} | ({"node": name} if name else {})
     answer = invocation.call("node", "audit", data, timeout_s=TIMEOUT_S)
     tried: set[str] = set()
-    while adopt and _adopt(invocation, answer, tried):  # an answer has only some of the findings
+    while adopt and _adopt(invocation, answer, tried):  # each answer has only some findings
         answer = invocation.call("node", "audit", data, timeout_s=TIMEOUT_S)
     rows = _rows(answer)
     table = output.table(HEADER, rows) if rows else "all is well: nothing is left over"
@@ -60,7 +60,7 @@ def command(invocation: Invocation, *, name: str | None, repair: bool, adopt: bo
 
 
 def _adopt(invocation: Invocation, answer: Mapping[str, Any], tried: set[str]) -> bool:
-    """Adopt the data of findings that are not `tried`; return True if a record was written."""
+    """Adopt the data of findings that are not in `tried`; return True if a record was written."""
     done = False
     for node in answer.get("nodes") or ():
         for found in node.get("findings") or ():

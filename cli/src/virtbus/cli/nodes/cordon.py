@@ -63,7 +63,7 @@ def show(invocation: Invocation, detail: Mapping[str, Any]) -> None:
 
 
 def table(detail: Mapping[str, Any]) -> str:
-    """Return the node's row and its remarks, then a row for each of its VMs."""
+    """Return the node's row, remarks about the node, and a row for each of its VMs."""
     node: Mapping[str, Any] = detail.get("node") or {}
     text = nodes.table([node])
     fence = (node.get("node_spec") or {}).get("fenced")

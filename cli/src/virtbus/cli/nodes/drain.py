@@ -16,7 +16,7 @@ from virtbus.cli.progress import Steps
 
 _POLL_S = 0.5
 _STILL = 3
-"""The drain counts as ended after this number of consecutive checks without a leaving VM."""
+"""After this number of consecutive checks without a leaving VM, the drain counts as ended."""
 
 
 @click.command(
@@ -73,7 +73,7 @@ def command(
 def _emptied(
     invocation: Invocation, name: str, detail: Mapping[str, Any], timeout_s: float
 ) -> Mapping[str, Any]:
-    """Wait until no VM is leaving the node; return the node's last details.
+    """Wait until no VM is leaving the node; return the node's last view.
 
     Raises:
         CliError: VMs are still leaving after `timeout_s`.

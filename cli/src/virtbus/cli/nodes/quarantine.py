@@ -134,7 +134,7 @@ def _do(invocation: Invocation, what: str, node: str, entry: str, **more: Any) -
 
 
 def table(answer: Mapping[str, Any]) -> str:
-    """Return a table with a row for each entry."""
+    """Return a table of entries."""
     entries = list(answer.get("entries") or ())
     text = output.table(HEADER, [_row(entry) for entry in entries])
     more = int(answer.get("total") or 0) - len(entries)

@@ -1,5 +1,5 @@
 """`virtbus up`: a bus, the controller and this host's node services on one terminal.
 
-Belongs here: starting, watching and stopping processes, and reporting on them. Must not enter: the
-work of a service; it is known only by its name, environment and sd_notify messages.
+This package starts, watches and stops processes, and reports on them. It knows only a service's
+name, environment and sd_notify messages. The work of a service does not belong here.
 """

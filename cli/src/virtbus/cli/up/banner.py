@@ -1,4 +1,4 @@
-"""Makes the text that `up` prints once everything is ready: examples of commands."""
+"""Makes the text with examples of commands that `up` prints when all services are ready."""
 
 import json
 from itertools import groupby
@@ -14,7 +14,7 @@ _FRAME = len("│  │")
 def lines(place: Place, creds: dict[str, Any], nats_log: Path) -> list[str]:
     """Return the lines of the box for `virtbus up`.
 
-    One line is a command with the client's password, so that a person can copy the command.
+    A command in the box contains the client's password, so that a person can copy the command.
     """
     urls = str(creds["url"]).split(",")
     scheme, _, address = urls[0].partition("://")
@@ -57,16 +57,15 @@ def node_lines(place: Place) -> list[str]:
 
 
 def _environment(place: Place) -> list[str]:
-    """Return the `export` lines that another terminal needs; empty for the default `run_dir`."""
     if place.run_dir == Path(DEFAULT_RUN_DIR):
         return []
     return [f"  export VIRTBUS_CREDS={place.client_creds}"]
 
 
 def box(text: list[str], *, drawn: bool, columns: int = 80) -> str:
-    """Return the lines in frames of at most `columns` characters; without frames if not `drawn`.
+    """Return the lines in frames of at most `columns` characters, or (not `drawn`) without frames.
 
-    Wider lines stay unframed, so that they can be copied.
+    Wider lines have no frame, so that a person can copy them.
     """
     if not drawn:
         return "\n".join(text)

@@ -1,8 +1,7 @@
 """Watches the disk of the bus, and restarts a stalled server once there is space.
 
-If a write to a stream fails because the disk is full, nats-server 2.15 answers no more writes to
-this stream until the server is restarted. VMs run without the server, so a restart does not affect
-them.
+After a write to a stream has failed on a full disk, nats-server 2.15 answers no more writes to this
+stream until a restart. VMs run without the server, so a restart does not affect them.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ _FAILED = re.compile(
 
 
 class StatusPrinter(Protocol):
-    """The part of `Terminal` that this module uses."""
+    """The method of `Terminal` that this module uses."""
 
     def say(self, text: str, level: str = "INFO") -> None: ...
 
@@ -67,7 +66,6 @@ class BusDisk:
         self._state = ""
 
     async def keep(self) -> None:
-        """Check the disk each second and act on it, until cancelled."""
         while True:
             try:
                 await self._look()
@@ -108,12 +106,11 @@ class BusDisk:
         )
 
     def _take(self, size_bytes: int) -> None:
-        """Create the reserve file (`Room.reserve_bytes`); ignore errors."""
         with suppress(OSError), self._reserve.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
 
     def _heard(self) -> set[str]:
-        """Return the streams for which new lines of the server's log report failed writes."""
+        """Return the streams with failed writes in the new lines of the server's log."""
         size = _size(self._files.log)
         if size == self._log_bytes:
             return set()
@@ -124,7 +121,6 @@ class BusDisk:
         return set(_FAILED.findall(text))
 
     async def _try(self, room: Room) -> None:
-        """Write to each bucket, if there are signs of a full disk; note the buckets that fail."""
         now_s = asyncio.get_running_loop().time()
         late = now_s - self._probed_s > LOW_PROBE_S
         if not self._admin.connected or not (self._named or self._stuck or (room.low and late)):
@@ -143,12 +139,11 @@ class BusDisk:
         async with asyncio.TaskGroup() as group:
             for bucket in BUCKETS:
                 group.create_task(probe(bucket))
-        # a failure proves nothing if the connection was lost meanwhile
+        # If the connection was lost during the probes, a failure proves nothing.
         if self._admin.connected and self._admin.generation == generation:
             self._stuck = stuck
 
     async def _tell(self, state: BusStorage) -> None:
-        """Report the state to the controllers, and print it on the terminal if it changed."""
         now_s = asyncio.get_running_loop().time()
         kind = "stalled" if state.stalled else "low" if state.low else ""
         if kind != self._state:

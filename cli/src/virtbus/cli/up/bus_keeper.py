@@ -25,17 +25,17 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The options of the NATS server to run here."""
+    """The options of the NATS server."""
 
     port: int = DEFAULT_PORT
     host: str = "127.0.0.1"
     nodes: tuple[str, ...] = ()
-    """Ids of further nodes that may log in; each gets credentials files in the run directory."""
+    """Ids of further nodes that may log in. Each gets credentials files in the run directory."""
     cluster: ClusterMember | None = None
 
 
 class BusKeeper:
-    """Keeps one NATS server running. `admin` is an admin's connection to it."""
+    """Keeps one NATS server running. `admin` is an admin's connection to the server."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class BusKeeper:
         *,
         alone: bool = False,
     ) -> None:
-        """Prepare the keeper; `alone` means that no other host may log in."""
+        """Prepare the keeper. `alone` means that no other host may log in."""
         self.server = server
         self.admin = admin
         self._place = place
@@ -61,18 +61,17 @@ class BusKeeper:
 
     @property
     def url(self) -> str:
-        """Return the bus's URLs for clients, separated by commas."""
+        """The bus's URLs for clients, separated by commas."""
         return self.server.url
 
     async def keep(self) -> None:
-        """Keep the server running, its streams and consumers present, and its disk usable."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.keep_running())
             group.create_task(self.keep_declared())
             group.create_task(self._disk.keep())
 
     async def restart(self) -> None:
-        """End the server; `keep_running` starts it again at once."""
+        """End the server. `keep_running` then starts it again at once."""
         self._planned = True
         await self.server.stop()
 
@@ -87,7 +86,7 @@ class BusKeeper:
         self._declared_at = generation
 
     async def keep_declared(self) -> None:
-        """Call `declare` after every new connection: the server's restart loses memory streams."""
+        """Call `declare` after each new connection, because a restart loses memory streams."""
         first = self._declared_at < 0
         while True:
             await asyncio.sleep(_LOOK_S)
@@ -104,7 +103,6 @@ class BusKeeper:
                     self._terminal.say(f"the bus {again}")
 
     async def keep_running(self) -> None:
-        """Start the server again whenever it ends, on the same port if possible."""
         loop = asyncio.get_running_loop()
         deaths = 0
         while True:
@@ -123,11 +121,10 @@ class BusKeeper:
             except (
                 BusError,
                 OSError,
-            ) as error:  # OSError: its files cannot be written, for example on a full disk
+            ) as error:  # OSError: the server's files cannot be written, as on a full disk
                 self._terminal.say(f"nats-server does not start: {error}", "ERROR")
 
     async def vms_here(self) -> int | None:
-        """Return how many VMs this node has; None if unknown."""
         try:
             asked = {"node": self._place.node}
             answer = await self.admin.request("virtbus.api.v1.node.get", asked, timeout_s=1.0)
@@ -142,8 +139,8 @@ class BusKeeper:
 async def bus(place: Place, wanted: Wanted, terminal: Terminal) -> AsyncIterator[BusKeeper]:
     """Run a bus while the context is open.
 
-    First its streams are created, and this host's node, if any, joins. In a cluster, `keep` does
-    both later, because streams need the other members.
+    A single server first creates its streams, and joins this host's node if any. In a cluster,
+    `keep` does both later, because streams need the other members.
 
     Raises:
         CliError: the server does not start, or its streams cannot be created.

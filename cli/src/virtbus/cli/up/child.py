@@ -1,4 +1,4 @@
-"""Runs one service as a child process: starts it, restarts it, stops it."""
+"""Starts, restarts and stops one service as a child process."""
 
 import asyncio
 import os
@@ -14,12 +14,11 @@ from virtbus.cli.up.readiness import ReadySocket
 from virtbus.cli.up.terminal import Terminal
 
 STOP_S = 10.0
-"""Time between SIGTERM and SIGKILL."""
 _LINE_BYTES = 256 * 1024
 
 
 class Child:
-    """A service's process, which is restarted until `stop`."""
+    """A service's process. It is restarted until `stop`."""
 
     def __init__(
         self,
@@ -38,12 +37,12 @@ class Child:
         self._process: Process | None = None
         self._stopping = asyncio.Event()
         self._started = asyncio.Event()
-        """Not set while a process is being started, so that `stop` knows each process."""
+        """Cleared during the start of a process, so that `stop` waits and misses no process."""
         self._started.set()
         self.readiness = ReadySocket(f"{os.getpid()}-{service}")
 
     async def run(self) -> None:
-        """Run the service and restart it when it ends; return once it has ended after `stop`."""
+        """Run the service, and restart it after each end. Return at the end that `stop` causes."""
         loop = asyncio.get_running_loop()
         deaths = 0
         with self.readiness.listening():
@@ -61,7 +60,6 @@ class Child:
                 await wait_for_event(self._stopping, pause_s)
 
     async def _live(self) -> int:
-        """Run the process once; return its exit code."""
         self.readiness.forget()
         env = environment(
             self._place,
@@ -82,7 +80,7 @@ class Child:
                 stdout=PIPE,
                 stderr=STDOUT,
                 pass_fds=(self._parent_fd,),
-                # a session of its own: Ctrl-C reaches only `up`, which stops the services in order
+                # In its own session, the child gets no Ctrl-C. `up` stops the services in order.
                 start_new_session=True,
                 limit=_LINE_BYTES,
             )
@@ -104,7 +102,6 @@ class Child:
             self._terminal.relay(self.service, line.decode("utf-8", "replace").rstrip("\n"))
 
     async def stop(self) -> None:
-        """End the service by SIGTERM, after STOP_S by SIGKILL; then `run` returns."""
         self._stopping.set()
         await self._started.wait()
         process = self._process
