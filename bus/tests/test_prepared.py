@@ -86,10 +86,21 @@ def test_a_certificate_without_names_is_a_finding(tmp_path: Path) -> None:
     ca_key = serialization.load_pem_private_key(ca.with_suffix(".key").read_bytes(), None)
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
     nameless = certificate_authority._builder("x", key, issuer.subject, 100)
-    certificate = nameless.sign(ca_key, hashes.SHA256())
-    pair.with_suffix(".crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    certificate_authority._write_pair(pair, key, nameless.sign(ca_key, hashes.SHA256()))
     (found,) = certificate_authority.problems(ca, pair, ["localhost"])
     assert "does not name localhost" in found
+    assert certificate_authority.ensure_server(ca, pair, ["localhost"])
+    assert certificate_authority.problems(ca, pair, ["localhost"]) == []
+
+
+def test_a_key_of_another_certificate_is_a_finding_and_renewed(tmp_path: Path) -> None:
+    ca, pair, other = tmp_path / "ca", tmp_path / "server", tmp_path / "other"
+    certificate_authority.ensure_ca(ca)
+    for one in (pair, other):
+        certificate_authority.ensure_server(ca, one, ["localhost"])
+    other.with_suffix(".key").rename(pair.with_suffix(".key"))  # as after a crash in a renewal
+    (found,) = certificate_authority.problems(ca, pair, ["localhost"])
+    assert "server.key is not the key of" in found
     assert certificate_authority.ensure_server(ca, pair, ["localhost"])
     assert certificate_authority.problems(ca, pair, ["localhost"]) == []
 

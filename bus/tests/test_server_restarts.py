@@ -194,6 +194,21 @@ async def test_changed_credentials_close_and_the_right_ones_bring_it_back(
         await bus.put(KEY, b"x")
 
 
+async def test_each_reload_that_the_server_rejects_is_an_error(
+    nats: server.Server, files: server.ServerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def logs_in(*_login: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(server, "RELOAD_S", 0.1)
+    monkeypatch.setattr(probes, "logs_in", logs_in)
+    passwords = json.loads(files.passwords.read_text())
+    files.passwords.write_text(json.dumps(passwords | {"controller": "another-one"}))
+    for _attempt in range(2):
+        with pytest.raises(BusError):
+            await nats.rewrite()
+
+
 async def test_the_memory_bucket_is_declared_again_after_a_restart(
     nats: server.Server, controller: NatsBus, node: NatsBus
 ) -> None:

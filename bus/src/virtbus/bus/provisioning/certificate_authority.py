@@ -113,6 +113,15 @@ def _names_of(certificate: x509.Certificate) -> Collection[x509.GeneralName]:
     return tuple(found.value)
 
 
+def _has_key(certificate: x509.Certificate, path: Path) -> bool:
+    """Return True if `<path>.key` fits. A crash during a renewal may leave another key."""
+    try:
+        key = serialization.load_pem_private_key(path.with_suffix(".key").read_bytes(), None)
+    except (OSError, ValueError, TypeError):
+        return False
+    return key.public_key() == certificate.public_key()
+
+
 def problems(ca: Path, path: Path, names: Sequence[str], days_left: int = 0) -> list[str]:
     """Return each problem of a server's certificate as a sentence.
 
@@ -124,7 +133,7 @@ def problems(ca: Path, path: Path, names: Sequence[str], days_left: int = 0) -> 
         own = x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
         return [f"{file}: {error}"]
-    found: list[str] = []
+    found = [] if _has_key(own, path) else [f"{path.with_suffix('.key')} is not the key of {file}"]
     try:
         own.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, x509.InvalidVersion, Exception):  # noqa: BLE001  any error: not of this CA

@@ -192,6 +192,7 @@ class Server:
                 for user in before.keys() - self._known.keys():
                     await self._until(user, before[user], known=False)
         except TimeoutError:
+            self._known = before  # a repeated call waits for the same users again
             raise BusError(self._why("nats-server rejected its configuration")) from None
 
     async def _until(self, user: str, password: str, *, known: bool) -> None:
