@@ -122,5 +122,10 @@ async def test_a_service_that_listens_on_the_bus_is_healthy(
     assert await health.unhealthy(parse([creds, "--alive", str(alive)])) == ""
     silent = parse([creds, "--asks", "$SRV.PING.nobody"])
     assert await health.unhealthy(silent) == "nobody listens on $SRV.PING.nobody"
+    with socket.create_server(("127.0.0.1", 0)) as never_accepts:
+        several = json.loads(Path(creds).read_text())
+        several["url"] = f"nats://127.0.0.1:{never_accepts.getsockname()[1]},{several['url']}"
+        (tmp_path / "several").write_text(json.dumps(several))
+        assert await health.unhealthy(parse([str(tmp_path / "several")])) == ""
     await nats.kill()
     assert "no login as client" in await health.unhealthy(parse([creds]))

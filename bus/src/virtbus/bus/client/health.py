@@ -83,7 +83,12 @@ async def _bus(settings: BusSettings, subject: str) -> str:
     for url in settings.servers:
         parts = urlsplit(url)
         host, port = parts.hostname or "127.0.0.1", parts.port or 4222
-        if not await probes.logs_in(host, port, *who):
+        try:
+            async with asyncio.timeout(TIMEOUT_S / len(settings.servers)):
+                logged_in = await probes.logs_in(host, port, *who)
+        except TimeoutError:
+            continue  # a silent server must not hide the next one
+        if not logged_in:
             continue
         inbox = f"{settings.inbox_prefix}.health"
         if subject and not await probes.is_heard(host, port, *who, subject, inbox):
