@@ -62,14 +62,18 @@ async def exporting(tmp_path: Path, size_bytes: int) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def hostile(answers: Callable[[bytes], bytes]) -> AsyncIterator[int]:
-    """Serve with an answer to each message, and yield the port."""
+async def hostile(
+    answers: Callable[[bytes], bytes], asked: asyncio.Event | None = None
+) -> AsyncIterator[int]:
+    """Serve with an answer to each message, and yield the port; set `asked` at a connection."""
     held: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held.append(writer)
-        while asked := await reader.read(4096):
-            writer.write(answers(asked))
+        if asked is not None:
+            asked.set()
+        while message := await reader.read(4096):
+            writer.write(answers(message))
             await writer.drain()
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -132,13 +136,12 @@ async def test_a_server_that_hangs_is_left_and_another_is_asked(
 
 ASKS = """
 import asyncio, sys
-from virtbus.bus.runtime.pool_settings import IscsiPool
+from virtbus.bus.runtime.pool_settings import NbdPool
 from virtbus.nodeagent.edge.hypervisor import LibvirtHypervisor
 
 async def main():
     uri, node, port = sys.argv[1:]
-    volumes = {"shop.data-1": "iqn.2026-01.org.example:one/1"}
-    pool = IscsiPool(kind="iscsi", host="127.0.0.1", port=port, volumes=volumes)
+    pool = NbdPool(kind="nbd", host="127.0.0.1", port=port, volumes={"shop.data-1": "one"})
     async with LibvirtHypervisor(uri, starts_at_once=4) as hypervisor:
         await hypervisor.sizes(node).asked("tank", pool)
 
@@ -148,12 +151,7 @@ asyncio.run(main())
 
 async def test_the_machine_has_no_rights_and_the_next_agent_ends_it(sizes: LibvirtSizes) -> None:
     asked = asyncio.Event()
-
-    def silence(_message: bytes) -> bytes:
-        asked.set()
-        return b""
-
-    async with hostile(silence) as port:
+    async with hostile(lambda _: b"", asked) as port:
         with subprocess.Popen([sys.executable, "-c", ASKS, URI, NODE, str(port)]) as agent:
             async with asyncio.timeout(30):
                 await asked.wait()

@@ -23,7 +23,7 @@ class NbdServer(Server[NbdPool]):
     def __init__(self, pool: NbdPool) -> None:
         super().__init__(pool)
         self.tells_sizes = not pool.tls
-        self.needs_qemus_user = True  # only that user may read the keys of TLS
+        self.needs_qemus_user = pool.tls  # only that user may read the keys
 
     def source(self, place: str, login: Login | None) -> Element:
         """Return the `<source>`. It always has `tls`: otherwise libvirt's default would apply."""
