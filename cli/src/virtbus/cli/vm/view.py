@@ -95,7 +95,7 @@ def row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def table(views: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table of VMs. It has a column NAMESPACE unless all VMs are in `default`."""
+    """Return a table of VMs. It has a column NAMESPACE if any VM is outside `default`."""
     found = list(views)
     if all(view.get("namespace", "default") == "default" for view in found):
         return output.table(HEADER, [row(view) for view in found])
@@ -167,7 +167,6 @@ def _counted(nic: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _published(view: Mapping[str, Any]) -> list[str]:
-    """Return the ports of the VM's host that lead to the guest."""
     interfaces = view.get("interfaces") or ()
     return [str(port) for one in interfaces for port in one.get("published") or ()]
 

@@ -44,7 +44,6 @@ class Reader:
         self._complete: deque[WireMessage | Line] = deque()
 
     def feed(self, data: bytes) -> None:
-        """Add received bytes."""
         self._buffer += data
 
     def next_event(self) -> WireMessage | Line | None:
