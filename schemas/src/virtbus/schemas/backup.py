@@ -101,7 +101,7 @@ class BackupManifest(LenientModel):
     disks: tuple[BackupDisk, ...] = Field((), max_length=256)
     attempt: str = Field("", max_length=64)
     """The `BackupWork.attempt` that staged the files of an unpublished backup; empty in a published
-    one."""
+    backup."""
 
     @property
     def size_bytes(self) -> int:
@@ -135,7 +135,7 @@ class BackedDisk(LenientModel):
     name: Id
     ref: VolumeRef | None = None
     size_bytes: int = Field(0, ge=0)
-    """The size that a running guest sees. If it is 0, imaged reads it from the disk's file."""
+    """The size that a running guest sees. If it is 0, imaged reads the size from the file."""
 
 
 class BackupWork(LenientModel):
@@ -162,7 +162,7 @@ class BackupWork(LenientModel):
     """False if a guest may use the disks. Then work that has not begun yet is refused."""
     live: bool = False
     bitmaps: tuple[str, ...] | None = None
-    """The bitmaps that every disk has, as QEMU reports. If given, imaged stages the files again."""
+    """The bitmaps that QEMU reports for every disk. If given, imaged stages the files again."""
     attempt: str = Field("", max_length=64)
     """The id of this attempt. Files that were staged for another attempt are not stored."""
     pushed: bool = False
@@ -204,7 +204,7 @@ class BackupsAsk(LenientModel):
 
 
 class HeldBackups(LenientModel):
-    """Backups of a node; `enabled` is False if the node has no directory for them."""
+    """Backups of a node; `enabled` is False if the node has no directory for backups."""
 
     enabled: bool = True
     items: tuple[HeldBackup, ...] = ()

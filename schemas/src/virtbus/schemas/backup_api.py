@@ -62,7 +62,7 @@ class BackupServe(StrictModel):
 
 
 class BackupFinish(StrictModel):
-    """`backup.finish`: the reader has everything; the next reading can rest on this one."""
+    """`backup.finish`: the reader has read all data. The next reading can rest on this one."""
 
     id: Uid
 
@@ -112,4 +112,4 @@ class BackupPage(LenientModel):
     silent: tuple[Id, ...] = ()
     """Nodes that did not answer: their backups are not in the list."""
     truncated: bool = False
-    """True if further backups did not fit in. Select by `vm` or `node` to see them."""
+    """True if further backups did not fit in the answer. Select by `vm` or `node` to see them."""

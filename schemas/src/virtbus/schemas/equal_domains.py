@@ -19,7 +19,7 @@ class EqualDomains:
         self._domains: WeakValueDictionary[_Kind, Domain] = WeakValueDictionary()
 
     def shared(self, record: VmRecord) -> VmRecord:
-        """Return the record. If the last `spec.domain` of its kind is equal, the record gets it."""
+        """Return the record, with the last `spec.domain` of its kind if that is equal."""
         domain = record.spec.domain
         kind = (domain.memory.guest, domain.cpu.cores, len(domain.devices.disks))
         earlier = self._domains.get(kind)

@@ -20,8 +20,8 @@ _BODY_BYTES = 4096
 _DETAIL_BYTES = 40
 """Size of the field names and quotes of one encoded detail."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters (except tab and line feed) and line separators, which JSON may write with six
-bytes each, and lone surrogates."""
+"""Control characters (without tab and line feed), line separators and lone surrogates. JSON may
+write six bytes for such a character."""
 
 
 def quotable(text: str, most: int) -> str:

@@ -121,7 +121,7 @@ class Span(LenientModel):
 
 
 class SpanBatch(LenientModel):
-    """The stored form of spans: those of one VM and one service that ended together."""
+    """The stored form of spans: the spans of one VM and one service that ended together."""
 
     spans: tuple[Span, ...] = ()
 

@@ -23,9 +23,9 @@ class GuestQuestion(StrEnum):
 
 
 class GuestAsk(LenientModel):
-    """`rpc.agent.guest`: asks a VM's guest agent the questions in `about`, or all if it is empty.
+    """`rpc.agent.guest`: asks a VM's guest agent the questions in `about`.
 
-    `timeout_s` bounds the whole request.
+    An empty `about` means all questions. `timeout_s` bounds the whole request.
     """
 
     uid: str

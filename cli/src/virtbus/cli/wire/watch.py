@@ -19,7 +19,7 @@ RETRY_S = 0.5
 
 
 class WatchObserver:
-    """The callbacks of a watch; override as needed."""
+    """The callbacks of a watch. By default they do nothing."""
 
     def vm(self, view: Mapping[str, Any]) -> None:
         """Handle a VM of the first list, or a changed VM."""
@@ -73,7 +73,6 @@ class WireWatch:
             self._renew()
 
     def _renew(self) -> None:
-        """Send a renewal if a reply has named the subject for renewals."""
         if self._renew_subject:
             self._renewed = time.monotonic()
             self._session.publish(self._renew_subject, b"{}")
