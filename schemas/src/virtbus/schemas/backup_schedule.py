@@ -23,8 +23,8 @@ class BackupScheduleSpec(StrictModel):
     every_s: Count = Field(ge=LEAST_EVERY_S, le=MOST_EVERY_S)
     """The seconds from the beginning of one backup to the beginning of the next backup."""
     keep: Count = Field(ge=1, le=MAX_KEEP)
-    """The number of this schedule's backups to keep. Backups that these rest on also stay, and do not
-    count."""
+    """The number of this schedule's backups to keep. Backups that these rest on also stay, and do
+    not count."""
     chain: Count = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
     """The longest chain, in backups."""
     verify: bool = True

@@ -52,7 +52,7 @@ Id = Annotated[str, StringConstraints(max_length=63), AfterValidator(check_id)]
 
 
 HOST_NAME_MAX, _DOMAIN_MAX = 64, 253
-"""Linux limits a host's own name, and DNS a name with its domain."""
+"""Linux limits a host's own name; DNS limits a name with its domain."""
 
 
 def is_host_name(text: str, limit: int = _DOMAIN_MAX) -> bool:

@@ -27,7 +27,7 @@ EVERYWHERE = UNPLACED
 BUILT_IN = "default"
 """The network that each node has without a network object. No object has this name."""
 BRIDGE_MTU = 1500
-"""The MTU of a network that virtbus bridges, unless the network object has another MTU."""
+"""The MTU of a network that virtbus bridges, if the network object has no MTU."""
 SUBNETS_MAX = 64
 CONFIG_MAX = 8192
 DNS_MAX = 3
@@ -157,7 +157,7 @@ class NetworkSpec(StrictModel):
     """The guests' addresses, the same on each host. If a network on a segment has a subnet, netd
     answers DHCP."""
     subnets: dict[Id, Subnet] = Field(default_factory=dict, max_length=SUBNETS_MAX)
-    """For `routed`: the subnet of each node. A node without one takes no VMs of the network."""
+    """For `routed`: the subnet of each node. A node without a subnet takes no VMs."""
     gateway: Ipv4 | None = None
     """For `nat` and `overlay`: the host's address in the subnet; default: the first address.
 
@@ -311,4 +311,4 @@ class NetworkState(StrEnum):
     IN_USE = "InUse"
     """VMs use the network."""
     DELETING = "Deleting"
-    """The network takes no further VMs, and is removed unless a VM uses it."""
+    """The network takes no further VMs. It is removed if no VM uses it."""

@@ -36,7 +36,7 @@ class ServiceState(LenientModel):
 
 
 class NodeRecord(LenientModel):
-    """`$KV.node.<id>`: liveness and capacity. The agent renews it every 4 s; its TTL is 15 s."""
+    """`$KV.node.<id>`: liveness and capacity. The agent renews the key every 4 s; the TTL is 15 s."""
 
     schema_version: int = SCHEMA_VERSION
     node: str
@@ -95,7 +95,7 @@ class NodeRecord(LenientModel):
 
 
 class NodeImages(LenientModel):
-    """`$KV.st.<node>._images`: the images that a node has, for placement. Written if they change.
+    """`$KV.st.<node>._images`: the images that a node has, for placement. Written on change.
 
     Each entry is the key of a reference or digest (`image_key`), so the value stays below 16 KiB.
     """

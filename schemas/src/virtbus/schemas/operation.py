@@ -121,16 +121,16 @@ class OperationRecord(LenientModel):
     within_s: int = Field(0, ge=0)
     """The seconds that a reader has. After that time the operation fails."""
     finish: bool = False
-    """True once the reader has everything. Then the operation succeeds."""
+    """True once the reader has read all data. Then the operation succeeds."""
     cancel: bool = False
-    """If True, the operation ends without effect, unless its final step has begun."""
+    """If True and the final step has not begun, the operation ends without effect."""
     created_ns: int
     owner: str = ""
     """The bridge that requested the operation, or empty, as `VmRecord.owner`."""
 
 
 class ExportResult(LenientModel):
-    """The file of an export. `path` is on the node; `digest` is of the file."""
+    """The file of an export on the node, with the digest of the file."""
 
     path: str
     size_bytes: int = Field(ge=0)
@@ -163,7 +163,6 @@ class OperationStatus(LenientModel):
 
     @property
     def ended(self) -> bool:
-        """Return True for an operation that has ended."""
         return self.phase in ENDED
 
     @property

@@ -29,7 +29,7 @@ Protocol = Literal["tcp", "udp"]
 
 def _host_address(text: str) -> str:
     address = ip_address(text)
-    if isinstance(address, IPv6Address):  # an IPv4 address has one form only, so that ports clash
+    if isinstance(address, IPv6Address):  # one form for each IPv4 address, for `clashes`
         address = address.ipv4_mapped or address
     wrong = address.is_loopback or address.is_unspecified or address.is_multicast
     if wrong or address.is_link_local or "%" in text:

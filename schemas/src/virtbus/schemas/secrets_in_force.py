@@ -22,9 +22,10 @@ def in_force(key: str, value: bytes, digest: str) -> VmSecrets | None:
 
 
 def encoded_in_force(key: str, value: bytes, digest: str) -> bytes | None:
-    """Return the bytes of `in_force` that have the digest; raises as `read_stored`.
+    """Return the secrets of `in_force` as stored bytes, which have the digest.
 
-    An older version of virtbus may have encoded them in another way than `encode` does.
+    An older version of virtbus may have encoded them in another way than `encode` does. Raises as
+    `read_stored`.
     """
     if hashlib.sha256(value).hexdigest() == digest:
         return value
