@@ -36,7 +36,7 @@ class ServiceState(LenientModel):
 
 
 class NodeRecord(LenientModel):
-    """`$KV.node.<id>`: liveness and capacity. The agent renews the key every 4 s; the TTL is 15 s."""
+    """`$KV.node.<id>`: liveness and capacity. The agent renews it every 4 s; its TTL is 15 s."""
 
     schema_version: int = SCHEMA_VERSION
     node: str

@@ -55,7 +55,7 @@ class Abilities(NamedTuple):
     """Snapshots of VMs that are off, as copies. A new volume from such a snapshot restores it."""
     backups: bool
     clones: bool
-    """A volume that begins with an image is ready at once. Without this ability, it is a full copy."""
+    """A volume that begins with an image is ready at once. If False, it is a full copy."""
     grow: bool
     discard: bool
     """A discard in the guest frees space of the pool."""
@@ -64,8 +64,8 @@ class Abilities(NamedTuple):
     exports: bool
     """virtbus can read the data of volumes that no guest uses, to export or copy the volumes."""
     assigned: bool
-    """The pool's operator makes the device, export, LUN, image or file of each volume, and assigns it
-    by the volume's name."""
+    """The pool's operator makes the device, export, LUN, image or file of each volume, and assigns
+    it by the volume's name."""
 
 
 _ON_SERVER = Abilities(

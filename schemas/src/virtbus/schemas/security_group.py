@@ -134,7 +134,7 @@ def _ports(text: str) -> str:
 
 
 def _cidr(text: str) -> str:
-    network = ip_network(text)  # raises if host bits are set, and says so
+    network = ip_network(text)  # its error says that host bits are set
     if network.version == 6 and network.network_address.ipv4_mapped is not None:
         msg = "must not be IPv4-mapped; give the IPv4 network"
         raise ValueError(msg)

@@ -79,13 +79,13 @@ class Memory(StrictModel):
 
 
 class Interface(StrictModel):
-    """A network device; it is attached to the network of the same name."""
+    """A network device, attached to the network of the same name."""
 
     name: Id
     mac_address: Mac | None = None
     model: NicModel = NicModel.VIRTIO
     boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX, exclude_if=not_)
-    """The place in the boot order of disks and interfaces. If None, the guest does not boot from
+    """The position in the boot order of disks and interfaces. If None, the guest does not boot from
     the interface."""
     acpi_index: Count | None = Field(None, ge=1, le=ACPI_INDEX_MAX)
     """Linux names the device `eno<index>`."""
@@ -104,8 +104,8 @@ class Interface(StrictModel):
     binding: NicBinding | None = Field(None, exclude_if=not_)
     """None means the binding bridge. At most one interface of a VM can have masquerade."""
     ports: tuple[GuestPort, ...] = Field((), max_length=GUEST_PORTS_MAX, exclude_if=not_)
-    """With the binding masquerade or passt, the guest's ports that others can connect to. If this
-    is empty, others can connect to all ports."""
+    """With the binding masquerade or passt, the guest's ports that others can connect to. Empty
+    means all ports."""
     vm_network_cidr: GuestNetwork | None = Field(None, exclude_if=not_)
     """With the binding masquerade, the guest's network. Its first address is the gateway's, its
     second the guest's. None means 10.0.2.0/24."""
@@ -120,7 +120,7 @@ class Devices(StrictModel):
     interfaces: tuple[Interface, ...] = Field((), max_length=NICS_MAX)
     filesystems: tuple[Filesystem, ...] = Field((), max_length=FILESYSTEMS_MAX)
     autoattach_graphics_device: bool | None = None
-    """True adds a VGA display with VNC. By default there is none, because a display costs each
+    """True adds a VGA display with VNC. The default is no display, because a display costs each
     guest 3 MiB (ADR 0023)."""
     watchdog: Watchdog | None = None
 
@@ -155,7 +155,7 @@ class Domain(StrictModel):
 class ImageVolume(StrictModel):
     """A private overlay of the image `ref`. `size` may be larger than the image.
 
-    The query of a URL may be a signature. So a record has the query's SHA-256 in its place.
+    A record has the SHA-256 of a URL's query instead of the query, which may be a signature.
     """
 
     ref: ImageRef
@@ -222,8 +222,7 @@ class Network(StrictModel):
     name: Id
     network: Id = "default"
     plugins_digest: PluginsDigest | None = Field(None, exclude_if=not_)
-    """A digest of CNI plugins (`cni_config`). The VM is refused unless the network has exactly
-    these plugins."""
+    """A digest of CNI plugins (`cni_config`). A VM whose network has other plugins is refused."""
 
 
 class Overcommit(StrEnum):
@@ -392,4 +391,4 @@ class VmSecrets(LenientModel):
     ignition: Ignition | None = None
     image_pull: dict[str, str] = Field(default_factory=dict)
     """Secrets of a pull, by volume name: a registry login (`config.json`) or the query of a URL."""
-    replaced: bytes = b""  # the secrets before the last change: `secrets_in_force`
+    replaced: bytes = b""  # the secrets before the last change, see `secrets_in_force`

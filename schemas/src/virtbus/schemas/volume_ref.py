@@ -32,8 +32,8 @@ DevicePattern = Annotated[
 class HostDevice(StrictModel):
     """A block device of the node, by its path on the node: a PersistentVolume of a pod.
 
-    Only the container runtime of a node may use it, and the node's agent opens only devices that
-    its setting `devices_allowed` names. Without an `image`, virtbus writes nothing to the device.
+    Only the container runtime of a node may use a host device. The node's agent opens only devices
+    that its setting `devices_allowed` names. Without an `image`, virtbus writes nothing to it.
 
     With an `image`, imaged writes the image once, the content outlives the VM, and virtbus keeps
     the last MiB of the device for itself.
@@ -86,7 +86,6 @@ class VolumeRef(LenientModel):
 
     @property
     def abilities(self) -> Abilities:
-        """Return what can be done with the volume."""
         return abilities_of(self.pool, self.kind, shared=self.shared)
 
     @property
@@ -96,7 +95,7 @@ class VolumeRef(LenientModel):
 
     @property
     def folder(self) -> str:
-        """Return the name of the volume's folder on a host. It is unique: ids have no dots."""
+        """Return the name of the volume's folder on a host; unique, because ids have no dots."""
         return f"{self.namespace}.{self.name}.{self.uid}"
 
 

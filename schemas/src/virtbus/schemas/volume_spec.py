@@ -32,7 +32,7 @@ class Retention(StrEnum):
 
     RETAIN = "Retain"
     DELETE = "Delete"
-    """The volume is deleted, unless it is protected. Only for volumes that a VM's spec makes."""
+    """The volume is deleted if it is not protected. Only for volumes that a VM's spec makes."""
 
 
 class Access(StrEnum):
@@ -92,7 +92,7 @@ class VolumeSource(StrictModel):
 class VolumeSpec(StrictModel):
     """The specification of a volume. `size` may grow later, and never shrinks.
 
-    A `size` of 0 means the size of the source. It is allowed only if the source is copied.
+    A `size` of 0 means the size of the source, and is allowed only if the source is copied.
     """
 
     size: Bytes = Field(le=DISK_MAX)

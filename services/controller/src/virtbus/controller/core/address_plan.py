@@ -30,7 +30,6 @@ class Need(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return the path of the interface in the request."""
         return f"{_NICS}[{self.place}]"
 
     @property
@@ -49,7 +48,7 @@ def needs(record: VmRecord, kept: Mapping[str, ClaimedAddresses]) -> list[Need]:
     """Return the interfaces whose addresses must be claimed, and that have no claims in `kept`.
 
     Raises:
-        VirtbusError: 409 a former interface of the same name is still being removed.
+        VirtbusError: 409 if a former interface of the same name is still being removed.
     """
     networks = {one.name: one.network for one in record.spec.networks}
     found = []
@@ -80,8 +79,8 @@ def _claims(target: NetworkTarget, nic: Interface) -> bool:
 def kept_claims(before: VmRecord | None) -> dict[str, ClaimedAddresses]:
     """Return the claims that an update keeps.
 
-    A guest may still use the claims of a removed interface. A VM without a node has no guest, so it
-    keeps only the claims of the interfaces in its spec.
+    A guest may still use the addresses of a removed interface, so its claims are kept. A VM without
+    a node has no guest, so it keeps only the claims of the interfaces in its spec.
     """
     if before is None:
         return {}

@@ -64,7 +64,7 @@ def serving(want: BackupServe, fields: dict[str, object], id_: str, now_ns: int)
 
 
 def refuse_off(name: str, state: VmState) -> None:
-    """Raise 409 `vm_off` unless the guest runs, because the guest's QEMU serves the disks."""
+    """Raise 409 `vm_off` if the guest does not run, because the guest's QEMU serves the disks."""
     if state not in UP_STATES:
         message = (
             f"{name} is {state}, and only a running guest is read; start it, or use "

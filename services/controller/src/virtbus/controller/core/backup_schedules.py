@@ -69,8 +69,8 @@ def changed(
 ) -> BackupScheduleRecord:
     """Return the schedule after an update. A suspended schedule misses no runs.
 
-    The due time of the first backup stays. Another due time moves with the interval, but not into
-    the past.
+    Before the first run, the due time stays. Later the due time moves with the interval, but not
+    into the past.
     """
     names = {"every_s", "keep", "chain", "verify", "suspended"}
     fields = want.model_dump(include=names, exclude_none=True)
