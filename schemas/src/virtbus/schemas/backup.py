@@ -22,8 +22,8 @@ READ_BITMAP = "virtbus.read-"
 """The prefix of the bitmaps of readings (`backup.serve`). Readings have a chain of their own, which
 no backup ends."""
 MAX_TEXT = 2000
-"""The longest text in a manifest, in characters. It is limited because programs other than virtbus
-may write manifests."""
+"""The longest text in a manifest, in characters. The limit is for manifests that programs other
+than virtbus wrote."""
 DIGEST = r"^sha256:[0-9a-f]{64}$"
 
 
@@ -61,7 +61,7 @@ class BackupDisk(LenientModel):
     """The digest of the file."""
     below: tuple[Annotated[str, StringConstraints(max_length=255)], ...] = Field((), max_length=64)
     """The file names of the layers and of the image that the disk rested on. If these differ from
-    the parent's, the backup is a full one: a bitmap does not mark a change of layers."""
+    the parent's, the backup is a full backup: a bitmap does not mark a change of layers."""
 
 
 class BackupManifest(LenientModel):
@@ -119,7 +119,7 @@ class BackupCheck(LenientModel):
 
 
 class HeldBackup(LenientModel):
-    """A backup in the directory of a node; `manifest` is None if it cannot be read."""
+    """A backup in the directory of a node. An unreadable `manifest` is None."""
 
     id: Uid
     manifest: BackupManifest | None = None
@@ -157,7 +157,7 @@ class BackupWork(LenientModel):
     disks: tuple[BackedDisk, ...] = Field((), max_length=256)
     mode: BackupMode = BackupMode.AUTO
     chain: int = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
-    """The longest chain, in backups. If the chain is that long, the next backup is a full one."""
+    """The longest chain, in backups. After a chain of this length, the next backup is full."""
     may_begin: bool = True
     """False if a guest may use the disks. Then work that has not begun yet is refused."""
     live: bool = False

@@ -56,7 +56,7 @@ class BackupScheduleRecord(LenientModel):
     last_backup: str = ""
     """The last backup that was made, and verified if the schedule says so."""
     failed: str = ""
-    """The reason for the failure of the last run; empty after a successful one."""
+    """The reason for the failure of the last run; empty after a successful run."""
     missed: int = Field(0, ge=0)
     """The number of runs that did not take place since the last successful run."""
     generation: int = 1

@@ -83,7 +83,7 @@ class IoMode(StrEnum):
     """The host's interface for reads and writes."""
 
     NATIVE = "native"
-    """Linux' AIO. It needs the cache mode none or directsync."""
+    """Linux' AIO, which needs the cache mode none or directsync."""
     THREADS = "threads"
     IO_URING = "io_uring"
 
@@ -204,7 +204,7 @@ class Disk(StrictModel):
 
     @property
     def guest_serial(self) -> str:
-        """Return the serial that the guest sees: the given one, or one made of the name."""
+        """Return the serial that the guest sees: the spec's, or a serial made from the name."""
         return self.serial if self.serial is not None else serial_of(self.name)
 
 

@@ -49,7 +49,7 @@ class Verb(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The verdict: a disk on the bus has the ability, or a request for it is refused."""
+    """The verdict: a disk on the bus has the ability, or a request for the ability is refused."""
 
     WORKS = "works"
     REFUSED = "refused"

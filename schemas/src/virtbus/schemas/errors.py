@@ -129,7 +129,7 @@ def unlisted(count: int) -> Detail:
 
 
 class VirtbusError(Exception):
-    """An error that a person or a program can act on. The bus client sends it as an answer.
+    """An error that a person or a program can act on. The bus client sends this error as an answer.
 
     `reason` is a stable word (`name_taken`). `message` is a sentence that includes the next step.
     The message may quote untrusted text, so its size is bounded at construction.

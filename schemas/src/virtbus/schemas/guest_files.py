@@ -25,7 +25,7 @@ _ACCOUNT = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
 class GuestFile(StrictModel):
     """A file that cloud-init writes at first boot; `content` is text, `content_base64` any bytes.
 
-    A file with another owner than root is written after cloud-init 21.2 has made the users.
+    If the owner is not root, the file is written after the users exist (cloud-init 21.2).
     """
 
     path: GuestPath
@@ -45,7 +45,6 @@ class GuestFile(StrictModel):
 
     @property
     def data(self) -> bytes:
-        """Return the content, from text or base64."""
         return bytes_of(self.content, self.content_base64) or b""
 
 

@@ -19,7 +19,7 @@ class HostMarks(LenientModel):
     """Digest of the machine's UUID in the firmware (DMI)."""
 
     def same(self, other: "HostMarks") -> bool:
-        """Return True if the keys are equal, and no digest that both have differs."""
+        """Return True if the keys are equal, and so is each digest that both have."""
         own, others = (self.machine, self.hardware), (other.machine, other.hardware)
         differ = any(a and b and a != b for a, b in zip(own, others, strict=True))
         return self.key == other.key and not differ
@@ -28,9 +28,9 @@ class HostMarks(LenientModel):
 class Instance(LenientModel):
     """One run of a node's agent.
 
-    At `$KV.st.<node>._instance` it describes the agent that acts for the node. Each write is a
-    compare-and-set over the previous value. At `$KV.st.<node>._rival` it describes an agent that
-    was refused, and `why` says why. The key `_rival` expires.
+    The key `$KV.st.<node>._instance` has the agent that acts for the node. Each write is a
+    compare-and-set over the previous value. The key `$KV.st.<node>._rival` has an agent that was
+    refused for the reason `why`, and expires.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -96,7 +96,7 @@ def parse_image_ref(text: str) -> ImageSource:
 
 
 def check_image_ref(text: str) -> str:
-    """Return a reference in its normal form; raise ValueError if it is invalid or too long."""
+    """Return a reference in its normal form; raise ValueError for an invalid reference."""
     ref = parse_image_ref(text).ref
     if len(sealed_ref(ref)[0]) > MAX_REF_CHARS:
         msg = f"is too long with the SHA-256 of its query; at most {MAX_REF_CHARS} characters"
@@ -186,7 +186,7 @@ class ImageFormat(StrEnum):
 
 
 def check_url(text: str) -> str:
-    """Return an image URL in its normal form; raise ValueError for anything else, or a digest."""
+    """Return an image URL in its normal form; raise ValueError for other texts."""
     source = parse_image_ref(text)
     if not source.is_url or source.digest:
         msg = (

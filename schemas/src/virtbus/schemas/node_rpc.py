@@ -35,7 +35,7 @@ class Ensure(LenientModel):
 
 
 ANY_EPOCH = 2**62
-"""The epoch in a release of a VM without a record (audits). It covers every epoch."""
+"""The epoch in a release of a VM without a record (audits). This epoch covers every other epoch."""
 
 
 class Release(LenientModel):
@@ -53,7 +53,7 @@ class Release(LenientModel):
 
 
 class ReleaseReply(LenientModel):
-    """Nothing of `uid` is left on the host. `kept` is its new entry in the quarantine, or empty."""
+    """Nothing of `uid` is left on the host. `kept` is its entry in the quarantine, or empty."""
 
     uid: str
     kept: str = ""

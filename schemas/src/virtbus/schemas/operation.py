@@ -78,7 +78,7 @@ class ExportFormat(StrEnum):
 class OperationRecord(LenientModel):
     """`$KV.vm.<node>._op.<id>`: an operation, which the node of its VM or volume carries out.
 
-    Controllers write it. A controller removes it a day after the operation's end at the latest.
+    Controllers write the record. A controller removes it at most a day after the operation's end.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -140,8 +140,8 @@ class ExportResult(LenientModel):
 class OperationStatus(LenientModel):
     """`$KV.st.<node>._op.<id>`: the progress and the end of an operation.
 
-    Its node writes it. A controller writes it only to end an operation that the node has not begun,
-    or whose node was forgotten.
+    The operation's node writes the status. A controller writes the status only to end an operation
+    that the node has not begun, or whose node was forgotten.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -98,7 +98,6 @@ class LabelExpression(StrictModel):
         return values
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Return True if a VM with these labels meets the condition."""
         found = labels.get(self.key)
         match self.operator:
             case LabelOperator.IN:
@@ -118,7 +117,6 @@ class LabelSelector(StrictModel):
     expressions: tuple[LabelExpression, ...] = Field((), max_length=EXPRESSIONS_MAX)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return True if a VM with these labels meets all conditions."""
         return self.labels.items() <= labels.items() and all(
             one.holds(labels) for one in self.expressions
         )

@@ -70,7 +70,7 @@ class SnapshotState(StrEnum):
     """The state of a snapshot that users see."""
 
     CREATING = "Creating"
-    """The snapshot's operation has not ended. If it fails, the snapshot is removed."""
+    """The snapshot's operation has not ended. If the operation fails, the snapshot is removed."""
     READY = "Ready"
     LOST = "Lost"
     """The snapshot's node was forgotten, with the data."""

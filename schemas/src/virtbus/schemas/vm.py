@@ -92,7 +92,7 @@ class Interface(StrictModel):
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
     """None means the network's MTU. An MTU above the network's is refused."""
     queues: Count | None = Field(None, ge=1, le=QUEUES_MAX)
-    """The number of queues of a virtio device. None means one."""
+    """The number of queues of a virtio device. None means one queue."""
     state: LinkState | None = None
     """None means that the link is up. A link that is down passes no frame."""
     limits: NicLimits | None = None
@@ -303,7 +303,7 @@ class VmRecord(LenientModel):
     """Rises with every pause and unpause, and with a start or stop that changes `paused`. An
     unpause also resumes a guest that libvirt paused."""
     requests: tuple[str, ...] = ()
-    """Ids of the last requests, except updates, that changed the record. Repeats change nothing."""
+    """Ids of the last requests (not updates) that changed the record. Repeats change nothing."""
     origin: Origin | None = None
     """For a clone: the snapshot that its own disks begin with."""
     deleting: bool = False
@@ -315,7 +315,7 @@ class VmRecord(LenientModel):
     reserved: bool = False
     """True: the VM's CPUs and memory are counted in `$KV.vm._reserved.node.<node>`."""
     lease: int = 0
-    """The revision of the lease under which a leader task last moved the VM; 0: none moved it."""
+    """The revision of the lease under which a leader task last moved the VM; 0: no move."""
     owner: str = ""
     """The bridge that created the VM, or empty; set by controllers. No other bridge changes it."""
     traceparent: str | None = None

@@ -73,7 +73,7 @@ class VmStatus(LenientModel):
     updated_ns: int = 0
     restarts: int = 0
     reboots: int = 0
-    """Number of reboots in this run of the guest; `rebooted_ns` is the time of the last one."""
+    """Number of reboots in this run of the guest; `rebooted_ns` is the time of the last reboot."""
     rebooted_ns: int | None = None
     last_exit: GuestExit | None = None
     released: bool = False

@@ -31,7 +31,7 @@ class VolumeFill(LenientModel):
     """
 
     operation: str = ""
-    """The id of the last operation; empty if it is unknown."""
+    """The id of the last operation; empty if unknown."""
     state: FillState = FillState.FILLING
     message: str = ""
     """The cause of a failure."""
@@ -42,7 +42,8 @@ class VolumeMove(LenientModel):
     """The move of a volume's data from node to node, or to another pool (ADR 0063).
 
     One write to the record puts the volume on its target. If the move fails before that write, the
-    volume stays on its source. After success the former data is removed, after a failure the new.
+    volume stays on its source. After success, the former data is removed. After a failure, the new
+    data is removed.
     """
 
     source: Id
@@ -89,7 +90,8 @@ class VolumeRecord(LenientModel):
     node: str = ""
     """The node of the data; empty until a VM uses the volume, if its creator chose no node.
 
-    A volume that several hosts reach has a node only while a VM holds it. A shared volume has none.
+    A volume that several hosts reach has a node only while a VM holds the volume. With
+    the access `shared`, such a volume has no node.
     """
     bound: bool = False
     """True if a VM or a copy may have written to the volume: the node may have its data."""

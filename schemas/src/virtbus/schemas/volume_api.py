@@ -99,8 +99,7 @@ class VolumeDetach(VolumeAsk):
     While a running guest has not released the disk, the volume is Detaching. A shared volume with
     several holders needs `vm`, the holder that gives the volume up. If this VM does not hold the
     volume, nothing changes. For a volume that is not shared, the request is refused if `vm` is not
-    the holder. `gone` is the uid of a holder without a record. With `gone`, a person confirms that
-    this holder
+    the holder. `gone` is the uid of a holder without a record; a person confirms that this holder
     has no guest. Without `force`, the request is refused if the guest agent says that the disk is
     mounted.
     """

@@ -33,10 +33,11 @@ class HostDevice(StrictModel):
     """A block device of the node, by its path on the node: a PersistentVolume of a pod.
 
     Only the container runtime of a node may use a host device. The node's agent opens only devices
-    that its setting `devices_allowed` names. Without an `image`, virtbus writes nothing to it.
+    that its setting `devices_allowed` names. Without an `image`, virtbus writes nothing to the
+    device.
 
-    With an `image`, imaged writes the image once, the content outlives the VM, and virtbus keeps
-    the last MiB of the device for itself.
+    With an `image`, imaged writes the image once, and the content outlives the VM. virtbus keeps
+    the last MiB of such a device for itself.
     """
 
     path: DevicePath
@@ -56,8 +57,8 @@ class HostDisk(StrictModel):
 class NamedVolume(StrictModel):
     """A volume of the VM's namespace, by name. The VM holds the volume while its spec names it.
 
-    With a `template`, the create of the VM makes the volume if no volume has the name, in the same
-    write as the VM (ADR 0072). A volume that exists is used as it is.
+    With a `template`, the create of the VM makes a missing volume in the same write as the VM
+    (ADR 0072). An existing volume is used as it is.
     """
 
     name: Id

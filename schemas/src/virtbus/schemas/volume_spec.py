@@ -14,7 +14,7 @@ from virtbus.schemas.quantity import Bytes
 
 
 def check_plain_ref(ref: str) -> str:
-    """Return a reference without a query; raise ValueError if it has one.
+    """Return a reference without a query; raise ValueError for a query.
 
     A query may be a signature, which is a secret, and a volume cannot keep a secret.
     """
@@ -50,10 +50,10 @@ SHARED_MAX = 16
 class VolumeSource(StrictModel):
     """The first content of a volume. Without a source, the volume begins empty.
 
-    The disk is an overlay on the `image`; with `full` it is a copy, which does not need the image
-    later. A `volume` of the same namespace, or the `disk` of a `vm` or of a `snapshot` (default:
-    the first disk), is always copied. The `disk` of a `backup` in a directory of the node is always
-    copied, too.
+    The disk is an overlay on the `image`. With `full`, the disk is a copy that does not need the
+    image later. Other sources are always copied: a `volume` of the same namespace, or the `disk` of
+    a `vm` or a `snapshot` (default: the first disk), or the `disk` of a `backup` in a directory of
+    the node.
     """
 
     image: PlainRef | None = None

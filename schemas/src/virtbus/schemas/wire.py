@@ -284,7 +284,7 @@ def valid_uid(text: str) -> str:
 def problems(
     error: ValidationError, prefix: str = "", *, model: type[BaseModel] | None = None
 ) -> tuple[Detail, ...]:
-    """Return pydantic's errors as details. The input is not repeated because it may be a secret.
+    """Return pydantic's errors as details. The input may be a secret, so it is omitted.
 
     With `model`, the first MAX_HINTS unknown fields get the most similar known name as a hint. If
     there are more than MAX_DETAILS errors, the last detail counts the omitted ones.

@@ -37,7 +37,7 @@ class Place:
 
     @property
     def services(self) -> tuple[str, ...]:
-        """Return the services in the order of their start; they stop in reverse."""
+        """Return the services in the order of their start; the stop is in reverse order."""
         node = SIMULATED_SERVICES if self.simulate else REAL_SERVICES
         return {ALL: (CONTROLLER, *node), BUS_ONLY: (CONTROLLER,), NODE_ONLY: node}[self.runs]
 

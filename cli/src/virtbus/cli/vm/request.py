@@ -42,7 +42,7 @@ def from_file(name: str, has: str = "name, image", command: str = "vm create") -
 
 
 def read_text(name: str, option: str) -> str:
-    """Return the text of a file; `-` is standard input. Raise CliError if it cannot be read."""
+    """Return the text of a file (`-`: standard input); raise CliError if that fails."""
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:

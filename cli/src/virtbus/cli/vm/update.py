@@ -89,7 +89,7 @@ def _with(
 
 
 def _with_cpus(cpu: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return `cpu` with `count` vCPUs; keep sockets and threads if `count` permits it."""
+    """Return `cpu` with `count` vCPUs; keep sockets and threads if possible."""
     known = [cpu.get("sockets", 1), cpu.get("threads", 1)]
     sockets, threads = (one if isinstance(one, int) and one > 0 else 1 for one in known)
     cores, rest = divmod(count, sockets * threads)

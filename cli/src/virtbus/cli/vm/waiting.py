@@ -22,7 +22,7 @@ _REMIND_AFTER_S = 1.0
 _OFF = {"Pending", "Stopped", "Succeeded", "Failed"}
 
 Verdict = Callable[[Mapping[str, Any] | None], bool]
-"""A function that returns True if a VM's view ends the wait; it may raise CliError.
+"""A function that returns True if a VM's view ends the wait. The function may raise CliError.
 
 The view is None if the VM does not exist or was deleted.
 """

@@ -220,7 +220,7 @@ def _greeting(sock: socket.socket, reader: Reader) -> dict[str, Any]:
 
 
 def _encrypted(sock: socket.socket, host: str, ca: str) -> socket.socket:
-    import ssl  # takes 15 ms; only TLS needs it
+    import ssl  # the import takes 15 ms
 
     context = ssl.create_default_context(cadata=ca or None)
     try:

@@ -186,7 +186,6 @@ class Session:
             call()
 
     def _connected_again(self) -> Connection:
-        """Return a new connection with all subscriptions."""
         connection = self._connect()
         try:
             self._subscriptions = {

@@ -93,7 +93,7 @@ def kept_claims(before: VmRecord | None) -> dict[str, ClaimedAddresses]:
 def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
     """Return the record without the claims of interfaces that the VM's guest no longer has.
 
-    Only a status of the record's node and epoch counts, and of its generation or a later one. An
+    Only a status of the record's node and epoch counts, of its generation or a later generation. An
     earlier status may lack an interface that the guest received later.
     """
     wanted = {nic.name for nic in record.spec.domain.devices.interfaces}
@@ -116,7 +116,7 @@ def refuse_static(spec: VmSpec, targets: Targets) -> None:
     """Refuse addresses that the network of their interface does not have.
 
     Raises:
-        VirtbusError: 400 with each field. netd checks the addresses of `default` instead, because
+        VirtbusError: 400 with each field. The addresses of `default` are checked by netd, because
             the subnet of `default` is a setting of the node.
     """
     found = tuple(_static_problems(spec, targets))

@@ -15,7 +15,7 @@ from virtbus.schemas.vm import VmRecord
 def takes_room(record: VmRecord) -> bool:
     """Return True if the VM allocates CPU and memory (ADR 0012).
 
-    A stopped VM keeps its reservation if it has the overcommit policy strict. Any other stopped VM
+    A stopped VM with the overcommit policy strict keeps its reservation. Any other stopped VM
     allocates nothing; its start checks capacity again.
     """
     return record.powered or record.reserved
@@ -68,7 +68,7 @@ NOTHING = Load()
 
 
 def with_vm(node: Candidate, record: VmRecord) -> Candidate:
-    """Return the node with one more VM, whose CPUs and memory count only if it takes room."""
+    """Return the node with one more VM; its CPUs and memory count only if `takes_room`."""
     on = takes_room(record)
     return replace(
         node,

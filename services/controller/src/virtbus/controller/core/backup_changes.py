@@ -74,7 +74,7 @@ def refuse_off(name: str, state: VmState) -> None:
 
 
 def verifying(view: BackupView, id_: str, owner: str, now_ns: int) -> OperationRecord:
-    """Return the operation that verifies a backup. One backup has one such operation at a time."""
+    """Return the operation that verifies a backup. A backup has at most one at a time."""
     return OperationRecord(
         kind="verify",
         id=id_,

@@ -120,7 +120,7 @@ def address_step(where: UidState) -> NameStep:
     """Return the action for a VM that asks for an address which another uid claims.
 
     `where` is the state of the other uid. The claim stands even if the other uid's record lacks the
-    address: the update that adds the address may not be committed yet.
+    address. The update that adds the address may not be committed yet.
     """
     return _NAME_STEPS[where]
 

@@ -207,7 +207,7 @@ def valid_devices(data: Mapping[str, Any]) -> tuple[dict[int, Disk], IoThreads |
 
 
 def valid_nics(data: Mapping[str, Any]) -> dict[int, Interface]:
-    """Return valid interfaces by index. pydantic reports the problems of invalid ones."""
+    """Return valid interfaces by index. pydantic reports the problems of invalid interfaces."""
     devices = _map(_map(_map(data.get("spec")).get("domain")).get("devices"))
     nics = {}
     for index, nic in enumerate(_maps(devices.get("interfaces"))[:NICS_MAX]):
