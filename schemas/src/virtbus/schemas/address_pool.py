@@ -58,7 +58,6 @@ class AddressPool(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of addresses in `spans`."""
         return sum(last - first + 1 for first, last in self.spans)
 
     def has(self, address: Address) -> bool:

@@ -234,8 +234,8 @@ class WatchReply(LenientModel):
     """One reply of a watch: exactly one of `items`, `synced`, `change`, `gone`, `resync`, `beat`.
 
     A new watch with this `after` continues after this reply. The first reply contains `renew`, the
-    subject for renewals. Publish any message to `renew` after `synced`, then at least every 30 s. The
-    watch ends 30 s after `synced` or the last renewal. If an account opens too many watches,
+    subject for renewals. Publish any message to `renew` after `synced`, then at least every 30 s.
+    The watch ends 30 s after `synced` or the last renewal. If an account opens too many watches,
     its oldest watch that was never renewed ends with 429 `displaced`.
     """
 

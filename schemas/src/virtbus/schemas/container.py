@@ -50,7 +50,6 @@ class ContainerRef(NamedTuple):
 
     @property
     def image(self) -> str:
-        """Return `registry/repository`."""
         return f"{self.registry}/{self.repository}"
 
 

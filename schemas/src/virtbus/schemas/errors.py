@@ -70,7 +70,6 @@ class Detail(LenientModel):
     hint: str = ""
 
     def bounded(self) -> "Detail":
-        """Return the detail with texts of at most MAX_DETAIL_CHARS each."""
         return Detail(
             path=quotable(self.path, MAX_DETAIL_CHARS),
             message=quotable(self.message, MAX_DETAIL_CHARS),

@@ -44,5 +44,4 @@ class Ignition(StrictModel):
     config: IgnitionConfig | None = None
 
     def without_secrets(self) -> "Ignition":
-        """Return the object as a record stores it."""
         return Ignition()

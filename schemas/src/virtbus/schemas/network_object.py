@@ -293,7 +293,6 @@ class NetworkRecord(LenientModel):
 
     @property
     def target(self) -> NetworkTarget:
-        """Return the network as the record of a VM describes it."""
         return NetworkTarget(
             uid=self.uid,
             namespace=self.namespace,

@@ -167,7 +167,6 @@ class OperationStatus(LenientModel):
 
     @property
     def is_final(self) -> bool:
-        """Return True from the final step on."""
         steps = (step for each in STEPS.values() for step in each)
         return any(step.final and step.name == self.step for step in steps)
 

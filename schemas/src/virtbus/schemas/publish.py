@@ -93,7 +93,6 @@ class PublishedPort(StrictModel):
 
     @property
     def is_of_tunnels(self) -> bool:
-        """Return True for the port by which hosts exchange the frames of overlays."""
         return (self.protocol, self.host_port) == ("udp", TUNNEL_PORT)
 
     @property

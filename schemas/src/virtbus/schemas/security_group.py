@@ -202,7 +202,6 @@ class GroupSpec(StrictModel):
 
     @property
     def isolated(self) -> frozenset[Direction]:
-        """Return the directions in which members have only connections that a rule allows."""
         if self.isolates is not None:
             return frozenset(self.isolates)
         return frozenset(rule.direction for rule in self.rules)

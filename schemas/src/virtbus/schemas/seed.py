@@ -238,7 +238,6 @@ class FilesVolume(StrictModel):
         return text | {name: decode_base64(value) for name, value in self.binary_data.items()}
 
     def without_secrets(self) -> Self:
-        """Return the volume without its files, for a record."""
         return self.model_copy(update={"data": {}, "binary_data": {}})
 
 

@@ -162,7 +162,6 @@ class ImageVolume(StrictModel):
     size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
 
     def without_secrets(self) -> "ImageVolume":
-        """Return the volume as a record stores it."""
         ref = sealed_ref(self.ref)[0]
         return self if ref == self.ref else self.model_copy(update={"ref": ref})
 
@@ -195,7 +194,6 @@ class Volume(StrictModel):
 
     @property
     def cloud_init(self) -> CloudInit | None:
-        """Return the cloud-init seed of either datasource, or None."""
         return self.cloud_init_no_cloud or self.cloud_init_config_drive
 
     @property

@@ -124,7 +124,6 @@ class VolumeRecord(LenientModel):
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Return the uids of the VMs that may write to the volume."""
         return tuple(self.holds) or ((self.holder,) if self.holder else ())
 
     @property

@@ -107,7 +107,6 @@ class VolumeSpec(StrictModel):
 
     @property
     def is_shared(self) -> bool:
-        """Return True if several VMs may hold the volume."""
         return self.access is Access.SHARED
 
     @model_validator(mode="after")

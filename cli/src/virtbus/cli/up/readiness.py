@@ -30,7 +30,6 @@ class ReadySocket:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Receive notifications while the context is open."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
             sock.bind("\0" + self.address[1:])

@@ -104,7 +104,6 @@ async def _serve(
 
 
 async def _announce(place: Place, children: list[Child], terminal: Terminal) -> None:
-    """Print the banner as soon as every service is ready."""
     try:
         async with asyncio.timeout(READY_S):
             for child in children:

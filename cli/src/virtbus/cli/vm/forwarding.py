@@ -84,8 +84,6 @@ async def listen_unix(
 def _accepting(
     target: ForwardTarget, tasks: Background, want: StreamOpen, say: Say
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
-    """Return a callback that gives each connection a stream."""
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with opening(target.bus, target.subject, want) as stream:

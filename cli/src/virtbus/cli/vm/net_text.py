@@ -202,7 +202,6 @@ def _outside(view: Map, nic: Map, status: Map) -> Iterator[str]:
 
 
 def _ports(status: Map) -> Iterator[str]:
-    """Yield the sentence about published ports."""
     if published := status.get("published"):
         yield f"From outside, these ports of the host lead to the guest: {', '.join(published)}."
     else:

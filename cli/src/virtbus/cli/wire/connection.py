@@ -83,7 +83,6 @@ class Connection:
         self.send(publication(subject, body, reply, headers or {}, most_bytes))
 
     def send(self, data: bytes) -> None:
-        """Write all of `data`; raise LinkError if that fails."""
         try:
             self._sock.settimeout(SEND_TIMEOUT_S)
             self._sock.sendall(data)

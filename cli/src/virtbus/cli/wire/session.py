@@ -57,7 +57,6 @@ class Session:
 
     @property
     def server(self) -> Mapping[str, Any]:
-        """Return the fields of the NATS server's INFO."""
         return self._connection.server
 
     def close(self) -> None:
@@ -82,7 +81,6 @@ class Session:
         return f"{self._inbox}.{token}"
 
     def forget(self, reply: str) -> None:
-        """Drop further messages to a reply subject."""
         self._answers.pop(reply.rpartition(".")[2], None)
 
     def publish(

@@ -34,7 +34,6 @@ class Need(NamedTuple):
 
     @property
     def static(self) -> ClaimedAddresses:
-        """Return the addresses that the spec names, as claims."""
         mac = self.nic.mac_address or ""
         return ClaimedAddresses(network=self.target.uid, addresses=self.nic.addresses, mac=mac)
 

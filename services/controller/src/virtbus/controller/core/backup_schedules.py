@@ -33,7 +33,7 @@ class BackupSchedules(NamedRecords[BackupScheduleRecord]):
         """Return a sentence for each schedule whose last runs failed or were missed.
 
         From the sixth schedule on, the schedules are only counted. Suspended schedules are left
-        out, because they are to make no backups.
+        out: they make no backups.
         """
         records = [held.record for held in self.listed(None)]
         bad = [one for one in records if why(one) and not one.spec.suspended]

@@ -35,7 +35,6 @@ def completed(bare: VmRecord, wanted: VmRecord) -> VmRecord | None:
 
 
 def _fixed(record: VmRecord) -> tuple[object, ...]:
-    """Return the parts of a record that the second create repeats."""
     spec = record.spec
     nics = spec.domain.devices.interfaces
     return record.namespace, record.name, record.owner, spec.networks, spec.node_selector, nics

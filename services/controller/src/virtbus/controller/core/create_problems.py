@@ -57,7 +57,7 @@ def between_fields(data: Mapping[str, Any]) -> list[Detail]:
 def _with_root(
     data: Mapping[str, Any], volumes: list[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Return the volumes, and last that of the shorthand `image`: the indices stay the same."""
+    """Return the volumes, and the volume of the shorthand `image` last: indices stay the same."""
     return [*volumes, {"name": ROOT}] if data.get("image") else volumes
 
 
