@@ -35,7 +35,7 @@ def _not_ours(directory: Path, why: str) -> CliError:
 
 @contextmanager
 def only_one(state_dir: Path) -> Iterator[None]:
-    """Lock the directory while the context is open. The kernel ends the lock with the process.
+    """Lock the directory while the context is open; the lock also ends with the process.
 
     Raises:
         CliError: another `virtbus up` has the lock; the message names its process.

@@ -42,7 +42,7 @@ def memory(view: Mapping[str, Any]) -> str:
 
 
 def image(view: Mapping[str, Any]) -> str:
-    """Return the first volume's image reference; `-` if no volume has an image."""
+    """Return the reference of the first image among the volumes; `-` if no volume has an image."""
     for volume in (view.get("spec") or {}).get("volumes") or ():
         if volume.get("image"):
             return str(volume["image"].get("ref", ""))
