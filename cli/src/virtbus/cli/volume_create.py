@@ -191,12 +191,11 @@ def _source(file: Path | None, flags: Mapping[str, Any], *, wait: bool) -> dict[
 
 
 def _of_container(image: str | None) -> str:
-    """Return the URL of a container image; empty if `image` is."""
+    """Return the URL of a container image; empty if `image` is empty or None."""
     return f"{CONTAINER_SCHEME}{image.removeprefix(CONTAINER_SCHEME)}" if image else ""
 
 
 def _made(invocation: Invocation, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a volume; return it."""
     answer = invocation.call("volume", "create", wanted)
     view: dict[str, Any] = answer.get("volume") or {}
     if not answer.get("created"):
@@ -209,7 +208,7 @@ def _make_of_file(
 ) -> None:
     """Upload a file to the node of the volume, copy it there, and remove the uploaded image."""
     from virtbus.cli.image_nodes import chosen
-    from virtbus.cli.image_upload import uploaded  # imported here: both load slowly
+    from virtbus.cli.image_upload import uploaded  # both imports are slow
 
     nodes = chosen(invocation, [node] if node else [], [])
     if len(nodes) > 1:
@@ -244,7 +243,7 @@ def fill(invocation: Invocation, *, name: str, namespace: str, wait: bool) -> No
 
 
 def _show(invocation: Invocation, view: dict[str, Any], *, wait: bool) -> None:
-    """Show a volume; with `wait`, after the end of its copy. Raise CliError if the copy failed."""
+    """Show a volume. With `wait`, first wait for its copy; raise CliError if the copy failed."""
     if wait and view.get("state") == "Filling":
         view = until_filled(invocation, view)
     if wait:
@@ -259,8 +258,8 @@ def until_filled(invocation: Invocation, view: dict[str, Any]) -> dict[str, Any]
     """Show the progress of a volume's copy; return the volume after the end of the copy.
 
     Raises:
-        CliError: as `Invocation.call`. Also `unknown`, if a person interrupts the wait; the copy
-            continues.
+        CliError: an error of `Invocation.call`, or `unknown` if the user interrupts the wait. The
+            copy continues after an interrupt.
     """
     asked = {"name": view.get("name"), "namespace": view.get("namespace"), "uid": view.get("uid")}
     id_, steps = str(view.get("fill_operation")), Steps(shown=invocation.for_eyes)

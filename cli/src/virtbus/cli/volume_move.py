@@ -119,7 +119,7 @@ def copy(
 def _moved(
     invocation: Invocation, asked: dict[str, Any], goal: dict[str, str], *, wait: bool
 ) -> dict[str, Any]:
-    """Begin a move. With `wait`, return after the end of the move; raise CliError if it failed."""
+    """Begin a move. With `wait`, wait for its end, and raise CliError if the move failed."""
     view = invocation.call("volume", "move", asked | goal)
     if wait:
         view = _ended(invocation, view, asked)

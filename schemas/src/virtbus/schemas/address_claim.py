@@ -9,7 +9,7 @@ class ClaimedAddresses(LenientModel):
 
     network: Uid
     addresses: tuple[str, ...] = ()
-    """IPv4 and IPv6 addresses without a prefix, those of the spec first."""
+    """IPv4 and IPv6 addresses without a prefix length. The addresses of the spec come first."""
     mac: str = ""
     """The MAC, if the spec has one."""
 
@@ -17,8 +17,7 @@ class ClaimedAddresses(LenientModel):
 class AddressClaim(LenientModel):
     """`$KV.vm._addr.<network>.<address>`: the VM that has the address.
 
-    The field `vm` is not named `uid`, so that an older controller does not take the value for a
-    name claim.
+    The field is named `vm`, because an older controller takes a value with `uid` for a name claim.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -26,5 +25,4 @@ class AddressClaim(LenientModel):
 
     @property
     def uid(self) -> str:
-        """Return the uid of the VM."""
         return self.vm

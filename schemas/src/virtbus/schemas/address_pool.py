@@ -58,7 +58,6 @@ class AddressPool(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of addresses that can be chosen."""
         return sum(last - first + 1 for first, last in self.spans)
 
     def has(self, address: Address) -> bool:
@@ -70,10 +69,10 @@ class AddressPool(NamedTuple):
     def choose(
         self, key: str, taken: Collection[str], freed: Mapping[str, int] | None = None
     ) -> Address | None:
-        """Return a free address, if possible the same for the same `key`; None if all are taken.
+        """Return a free address, the same for the same `key` if possible; None if all are taken.
 
         `freed` maps each released address to a number that rises with each release. Released
-        addresses are chosen only if no other address is left, the first released one first.
+        addresses are chosen last, in the order of their release.
         """
         known = freed or {}
         size = self.size
@@ -112,8 +111,8 @@ def pool_of(
 ) -> AddressPool:
     """Return the pool of a subnet, without the gateway and the `excluded` addresses.
 
-    virtbus chooses from the parts of `ranges` in the subnet. If there are none, it chooses from the
-    whole subnet.
+    virtbus chooses from the host addresses in `ranges`. If the subnet has none of these, virtbus
+    chooses from the whole subnet.
     """
     own = _in(subnet, ranges)
     closed = [*_in(subnet, excluded), *(() if gateway is None else ((int(gateway),) * 2,))]
@@ -123,7 +122,7 @@ def pool_of(
 
 
 def _hosts(subnet: Net) -> Span:
-    """Return the span of host addresses: no network address, and no IPv4 broadcast address."""
+    """Return the host addresses: without the network address and the IPv4 broadcast address."""
     last = int(subnet.broadcast_address) - (subnet.version == 4)
     return int(subnet.network_address) + 1, last
 

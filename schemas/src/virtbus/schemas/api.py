@@ -151,7 +151,7 @@ class VmList(StrictModel):
 class VmWatch(StrictModel):
     """`vm.watch`: replies arrive on the request's inbox, see `WatchReply`.
 
-    `after` is the `after` of an earlier reply. Without it the watch starts with a full list.
+    `after` is the `after` of an earlier reply. Without `after` the watch starts with a full list.
     """
 
     namespace: Id | None = None
@@ -234,7 +234,7 @@ class WatchReply(LenientModel):
     """One reply of a watch: exactly one of `items`, `synced`, `change`, `gone`, `resync`, `beat`.
 
     A new watch with this `after` continues after this reply. The first reply contains `renew`, the
-    subject for renewals. Publish any message to it after `synced`, and then at least every 30 s.
+    subject for renewals. Publish any message to `renew` after `synced`, then at least every 30 s.
     The watch ends 30 s after `synced` or the last renewal. If an account opens too many watches,
     its oldest watch that was never renewed ends with 429 `displaced`.
     """

@@ -4,12 +4,11 @@ from virtbus.schemas.model import LenientModel
 
 
 class AuditFinding(LenientModel):
-    """Something on a host or the bus that no record accounts for, or that is missing there.
+    """Something on a host or the bus that no record accounts for, or something missing there.
 
     `kind` is domain, network, disk, volume, snapshot, file, status, record, service, bus or fault.
-    `repair` says what a repair does about the finding; empty if it does nothing. `repaired` is True
-    if the finding is gone.
-    `namespace` and `name` are set for data that a person may adopt.
+    `repair` says what a repair does about the finding; empty if a repair does nothing. `repaired`
+    is True if the finding is gone. `namespace` and `name` are set for data that a person may adopt.
     """
 
     kind: str

@@ -22,8 +22,8 @@ READ_BITMAP = "virtbus.read-"
 """The prefix of the bitmaps of readings (`backup.serve`). Readings have a chain of their own, which
 no backup ends."""
 MAX_TEXT = 2000
-"""The longest text in a manifest, in characters. It is limited because programs other than virtbus
-may write manifests."""
+"""The longest text in a manifest, in characters. The limit is for manifests that programs other
+than virtbus wrote."""
 DIGEST = r"^sha256:[0-9a-f]{64}$"
 
 
@@ -61,7 +61,7 @@ class BackupDisk(LenientModel):
     """The digest of the file."""
     below: tuple[Annotated[str, StringConstraints(max_length=255)], ...] = Field((), max_length=64)
     """The file names of the layers and of the image that the disk rested on. If these differ from
-    the parent's, the backup is a full one: a bitmap does not mark a change of layers."""
+    the parent's, the backup is a full backup: a bitmap does not mark a change of layers."""
 
 
 class BackupManifest(LenientModel):
@@ -101,7 +101,7 @@ class BackupManifest(LenientModel):
     disks: tuple[BackupDisk, ...] = Field((), max_length=256)
     attempt: str = Field("", max_length=64)
     """The `BackupWork.attempt` that staged the files of an unpublished backup; empty in a published
-    one."""
+    backup."""
 
     @property
     def size_bytes(self) -> int:
@@ -119,7 +119,7 @@ class BackupCheck(LenientModel):
 
 
 class HeldBackup(LenientModel):
-    """A backup in the directory of a node; `manifest` is None if it cannot be read."""
+    """A backup in the directory of a node. An unreadable `manifest` is None."""
 
     id: Uid
     manifest: BackupManifest | None = None
@@ -135,7 +135,7 @@ class BackedDisk(LenientModel):
     name: Id
     ref: VolumeRef | None = None
     size_bytes: int = Field(0, ge=0)
-    """The size that a running guest sees. If it is 0, imaged reads it from the disk's file."""
+    """The size that a running guest sees. If it is 0, imaged reads the size from the file."""
 
 
 class BackupWork(LenientModel):
@@ -157,12 +157,12 @@ class BackupWork(LenientModel):
     disks: tuple[BackedDisk, ...] = Field((), max_length=256)
     mode: BackupMode = BackupMode.AUTO
     chain: int = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
-    """The longest chain, in backups. If the chain is that long, the next backup is a full one."""
+    """The longest chain, in backups. After a chain of this length, the next backup is full."""
     may_begin: bool = True
     """False if a guest may use the disks. Then work that has not begun yet is refused."""
     live: bool = False
     bitmaps: tuple[str, ...] | None = None
-    """The bitmaps that every disk has, as QEMU reports. If given, imaged stages the files again."""
+    """The bitmaps that QEMU reports for every disk. If given, imaged stages the files again."""
     attempt: str = Field("", max_length=64)
     """The id of this attempt. Files that were staged for another attempt are not stored."""
     pushed: bool = False
@@ -204,7 +204,7 @@ class BackupsAsk(LenientModel):
 
 
 class HeldBackups(LenientModel):
-    """Backups of a node; `enabled` is False if the node has no directory for them."""
+    """Backups of a node; `enabled` is False if the node has no directory for backups."""
 
     enabled: bool = True
     items: tuple[HeldBackup, ...] = ()

@@ -17,15 +17,15 @@ MAX_READ_S = 86_400
 class BackupCreate(StrictModel):
     """`backup.create`: copy all disks of a VM, which may run, to the directory of its node.
 
-    `id` is the id of the backup and of its operation. Without it the server generates one. Send
-    your own UUID to make the request repeatable.
+    `id` is the id of the backup and of its operation. Without `id` the server generates a
+    UUID. Send your own UUID to make the request repeatable.
     """
 
     vm: Id
     namespace: Id = "default"
     mode: BackupMode = BackupMode.AUTO
     chain: Count = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
-    """The longest chain, in backups. If the chain is that long, the next backup is a full one."""
+    """The longest chain, in backups. After a chain of this length, the next backup is full."""
     id: Uid | None = None
 
 
@@ -62,7 +62,7 @@ class BackupServe(StrictModel):
 
 
 class BackupFinish(StrictModel):
-    """`backup.finish`: the reader has everything; the next reading can rest on this one."""
+    """`backup.finish`: the reader has read all data. The next reading can rest on this one."""
 
     id: Uid
 
@@ -88,7 +88,7 @@ class BackupView(LenientModel):
     """The node whose directory has the backup."""
     created_ns: int = 0
     parent: str = ""
-    """The backup that this one rests on; empty for a full backup."""
+    """The backup that this increment rests on; empty for a full backup."""
     depth: int = 0
     full_because: str = ""
     schedule: str = ""
@@ -112,4 +112,4 @@ class BackupPage(LenientModel):
     silent: tuple[Id, ...] = ()
     """Nodes that did not answer: their backups are not in the list."""
     truncated: bool = False
-    """True if further backups did not fit in. Select by `vm` or `node` to see them."""
+    """True if further backups did not fit in the answer. Select by `vm` or `node` to see them."""

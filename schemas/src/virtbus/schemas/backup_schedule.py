@@ -21,10 +21,10 @@ class BackupScheduleSpec(StrictModel):
     vm: Id
     """The name of the VM. If another VM takes the name later, that VM is backed up."""
     every_s: Count = Field(ge=LEAST_EVERY_S, le=MOST_EVERY_S)
-    """The seconds from the beginning of one backup to that of the next."""
+    """The seconds from the beginning of one backup to the beginning of the next backup."""
     keep: Count = Field(ge=1, le=MAX_KEEP)
-    """The number of this schedule's backups to keep. Backups that the kept ones rest on stay too,
-    and do not count."""
+    """The number of this schedule's backups to keep. Backups that these rest on also stay, and do
+    not count."""
     chain: Count = Field(CHAIN_BACKUPS, ge=1, le=MAX_CHAIN)
     """The longest chain, in backups."""
     verify: bool = True
@@ -52,13 +52,13 @@ class BackupScheduleRecord(LenientModel):
     """The backup that `run` verifies; empty while `run` makes it."""
     begun_ns: int = 0
     last_ns: int = 0
-    """The time at which the last successful run ended; 0 if none has."""
+    """The time at which the last successful run ended; 0 if no run has succeeded."""
     last_backup: str = ""
     """The last backup that was made, and verified if the schedule says so."""
     failed: str = ""
-    """The reason for the failure of the last run; empty after a successful one."""
+    """The reason for the failure of the last run; empty after a successful run."""
     missed: int = Field(0, ge=0)
-    """The number of runs that did not take place since the last successful one."""
+    """The number of runs that did not take place since the last successful run."""
     generation: int = 1
     created_ns: int
     owner: str = ""

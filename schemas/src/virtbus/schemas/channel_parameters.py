@@ -69,8 +69,8 @@ ASKERS = {
     "inspect": "controller, tools and tests",
     "quarantine": "controller, nodeagent",
 }
-"""The callers of the verbs of a node's services. Clients call the verbs that open streams, and
-nodeagent calls all other verbs that are not listed."""
+"""The callers of verbs of a node's services. Of the verbs that are not listed, clients call the
+verbs that open streams, and nodeagent calls all others."""
 
 
 def template(make: Callable[..., str], **fixed: str) -> str:

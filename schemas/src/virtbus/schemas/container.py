@@ -32,8 +32,8 @@ _MAX_REPOSITORY = 255
 class ContainerRef(NamedTuple):
     """A parsed reference.
 
-    `tag` is empty if only a digest was given. `path` is the disk file in the image; empty: the only
-    file in /disk.
+    `tag` is empty if only a digest was given. `path` is the disk file in the image; an empty `path`
+    means the only file in /disk.
     """
 
     registry: str
@@ -50,7 +50,6 @@ class ContainerRef(NamedTuple):
 
     @property
     def image(self) -> str:
-        """Return `registry/repository`."""
         return f"{self.registry}/{self.repository}"
 
 
@@ -83,7 +82,7 @@ def parse_locator(text: str, *, pinned: bool) -> ContainerRef:
 
 
 def check_path(text: str) -> str:
-    """Return the absolute path of a file in an image, or raise ValueError (IMG-25)."""
+    """Return `text` if it is the absolute path of a file, or raise ValueError (IMG-25)."""
     if _PATH.fullmatch(text) is None:
         msg = (
             "must be the absolute path of a file in the image, such as /disk/fedora.qcow2, "

@@ -53,7 +53,7 @@ class ErrorPolicy(StrEnum):
 
 
 class ReadErrorPolicy(StrEnum):
-    """QEMU's answer to a failed read; `error_policy` is its answer to a failed write."""
+    """QEMU's reaction to a failed read; `error_policy` is the reaction to a failed write."""
 
     STOP = "stop"
     IGNORE = "ignore"
@@ -83,7 +83,7 @@ class IoMode(StrEnum):
     """The host's interface for reads and writes."""
 
     NATIVE = "native"
-    """Linux' AIO. It needs the cache mode none or directsync."""
+    """Linux' AIO, which needs the cache mode none or directsync."""
     THREADS = "threads"
     IO_URING = "io_uring"
 
@@ -118,9 +118,9 @@ class Tray(StrEnum):
 
 
 class BlockSize(StrictModel):
-    """The block sizes that the guest sees, powers of two. The default of `logical_bytes` is 512.
+    """The block sizes that the guest sees, powers of two.
 
-    The default of `physical_bytes` is the logical size.
+    The default of `logical_bytes` is 512. The default of `physical_bytes` is the logical size.
     """
 
     logical_bytes: Bytes | None = Field(None, ge=BLOCK_MIN, le=LOGICAL_BLOCK_MAX)
@@ -139,7 +139,7 @@ class Rates(StrictModel):
 
 
 class DiskLimits(Rates):
-    """The rates that a disk never exceeds for long."""
+    """The rates of a disk. Only a burst may exceed them."""
 
     burst: Rates | None = None
     """Higher rates after a quiet time. Each rate needs a value in the same field of `limits`."""
@@ -204,7 +204,7 @@ class Disk(StrictModel):
 
     @property
     def guest_serial(self) -> str:
-        """Return the serial that the guest sees: the given one, or one made of the name."""
+        """Return the serial that the guest sees: the spec's, or a serial made from the name."""
         return self.serial if self.serial is not None else serial_of(self.name)
 
 

@@ -1,4 +1,4 @@
-"""The abilities of each disk bus: a verdict for each bus and ability, and a reason for refusals.
+"""The abilities of each disk bus, with a reason for each refusal.
 
 Admission, the documentation and the tests read this table. The figures were measured with libvirt
 9.0 and QEMU 7.2 (ADR 0044).
@@ -25,8 +25,8 @@ a root port. All SCSI disks are on one controller. The USB controller has 15 por
 
 
 BOOTABLE_SATA = 12
-"""The SATA disks from which a VM can boot even if all buses are full. The firmware's memory
-suffices for at most 14 SATA disks, and the firmware does not see the others."""
+"""The number of SATA disks from which a VM can boot even if all buses are full. The firmware has
+memory for at most 14 SATA disks, and does not see further disks."""
 
 
 class Verb(StrEnum):
@@ -49,7 +49,7 @@ class Verb(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The verdict: a disk on the bus has the ability, or a request for it is refused."""
+    """The verdict: a disk on the bus has the ability, or a request for the ability is refused."""
 
     WORKS = "works"
     REFUSED = "refused"

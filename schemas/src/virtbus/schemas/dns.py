@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from virtbus.schemas.model import StrictModel
 
 NAMESERVERS_MAX, SEARCHES_MAX, SEARCH_CHARACTERS_MAX = 3, 32, 2048
-"""The limits of Kubernetes. The characters are those of all search domains, joined by spaces."""
+"""The limits of Kubernetes. The last limit is for all search domains, joined by spaces."""
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE)
 _DOMAIN_MAX = 253

@@ -26,7 +26,7 @@ def open_envelope(body: bytes, most_values: int = MAX_NODES) -> Envelope:
     """Return the envelope in `body`. A body that is not a map with `data` is the data itself.
 
     Raises:
-        VirtbusError: the errors of `wire.decode`. 400: an attribute has a wrong type or size.
+        VirtbusError: an error of `wire.decode`, or 400 if an attribute has a wrong type or size.
     """
     value = decode(body, most_values=most_values) if body.strip() else {}
     if isinstance(value, dict) and "data" in value:

@@ -9,7 +9,7 @@ _Kind = tuple[int, int, int]
 
 
 class EqualDomains:
-    """The last `spec.domain` of each kind, as long as a record in memory has it.
+    """The last `spec.domain` of each kind, as long as a record in memory has that object.
 
     Most VMs are of a few kinds. A `spec.domain` is 8 models of 600 bytes each, which is nearly half
     of a record.
@@ -19,7 +19,7 @@ class EqualDomains:
         self._domains: WeakValueDictionary[_Kind, Domain] = WeakValueDictionary()
 
     def shared(self, record: VmRecord) -> VmRecord:
-        """Return the record. If the last `spec.domain` of its kind is equal, the record gets it."""
+        """Return the record, with the last `spec.domain` of its kind if both are equal."""
         domain = record.spec.domain
         kind = (domain.memory.guest, domain.cpu.cores, len(domain.devices.disks))
         earlier = self._domains.get(kind)

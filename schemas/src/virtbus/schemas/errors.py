@@ -20,8 +20,8 @@ _BODY_BYTES = 4096
 _DETAIL_BYTES = 40
 """Size of the field names and quotes of one encoded detail."""
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters (except tab and line feed) and line separators, which JSON may write with six
-bytes each, and lone surrogates."""
+"""Control characters (without tab and line feed), line separators and lone surrogates. JSON may
+write six bytes for such a character."""
 
 
 def quotable(text: str, most: int) -> str:
@@ -70,7 +70,6 @@ class Detail(LenientModel):
     hint: str = ""
 
     def bounded(self) -> "Detail":
-        """Return the detail with texts of at most MAX_DETAIL_CHARS each."""
         return Detail(
             path=quotable(self.path, MAX_DETAIL_CHARS),
             message=quotable(self.message, MAX_DETAIL_CHARS),
@@ -129,7 +128,7 @@ def unlisted(count: int) -> Detail:
 
 
 class VirtbusError(Exception):
-    """An error that a person or a program can act on. The bus client sends it as an answer.
+    """An error that a person or a program can act on. The bus client sends this error as an answer.
 
     `reason` is a stable word (`name_taken`). `message` is a sentence that includes the next step.
     The message may quote untrusted text, so its size is bounded at construction.

@@ -121,7 +121,7 @@ class Span(LenientModel):
 
 
 class SpanBatch(LenientModel):
-    """The stored form of spans: those of one VM and one service that ended together."""
+    """The stored form of spans: the spans of one VM and one service that ended together."""
 
     spans: tuple[Span, ...] = ()
 
@@ -129,7 +129,7 @@ class SpanBatch(LenientModel):
 class DeadLetter(LenientModel):
     """`virtbus.dlq.<service>`: a message that could not be handled, without its content.
 
-    The content is left out because it may be secret. The stream may still have the message at
+    The content may be secret, so it is left out. The stream may still have the message at
     `revision` of `subject`.
     """
 

@@ -1,7 +1,7 @@
 """Cuts a status or a heartbeat to the size that may be written (ADR 0027).
 
-It shortens long texts first, then removes optional fields, then shortens long lists. Ids and states
-are never cut.
+Long texts are shortened first, then optional fields are removed, then long lists are shortened. Ids
+and states are never cut.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from virtbus.schemas.wire import encode
 MARK = "…"
 KEY_BYTES = 256
 LEAST_ENTRIES = 16
-"""A map keeps at least this many entries, because it may be a model as plain data."""
+"""A map keeps at least this many entries, because the map may be a model as plain data."""
 HINTS = frozenset({"detail", "attributes"})
 """Optional fields that readers can do without."""
 

@@ -23,9 +23,9 @@ class GuestQuestion(StrEnum):
 
 
 class GuestAsk(LenientModel):
-    """`rpc.agent.guest`: asks a VM's guest agent the questions in `about`, or all if it is empty.
+    """`rpc.agent.guest`: asks a VM's guest agent the questions in `about`.
 
-    `timeout_s` bounds the whole request.
+    An empty `about` means all questions. `timeout_s` bounds the whole request.
     """
 
     uid: str
@@ -55,7 +55,7 @@ class GuestExec(LenientModel):
 
 
 class GuestExecuted(LenientModel):
-    """The end of a program in a guest. If a signal ended it, `exit_code` is 128 + that signal.
+    """The end of a program in a guest. After a signal, `exit_code` is 128 + the signal.
 
     `stdout` and `stderr` have the first bytes of the program's output, base64 in JSON.
     """

@@ -25,7 +25,7 @@ _ACCOUNT = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
 class GuestFile(StrictModel):
     """A file that cloud-init writes at first boot; `content` is text, `content_base64` any bytes.
 
-    A file of another owner than root is written after the users exist (cloud-init 21.2).
+    If the owner is not root, the file is written after the users exist (cloud-init 21.2).
     """
 
     path: GuestPath
@@ -45,7 +45,6 @@ class GuestFile(StrictModel):
 
     @property
     def data(self) -> bytes:
-        """Return the content, from text or base64."""
         return bytes_of(self.content, self.content_base64) or b""
 
 
@@ -56,9 +55,9 @@ AUTO = "auto"
 class GuestMount(StrictModel):
     """A volume of the VM that cloud-init mounts by its path in /dev/disk/by-id.
 
-    The volume needs a file system. `make_filesystem` makes one at first boot, but only on an empty
-    disk of the VM's own. Other volumes may have data. For such a volume, a user can choose
-    cloud-init's `fs_setup`.
+    The volume needs a file system. `make_filesystem` makes a file system at first boot. It is
+    permitted only for an empty disk of the VM's own, because other volumes may have data. For other
+    volumes, a user can choose cloud-init's `fs_setup`.
     """
 
     volume: Id

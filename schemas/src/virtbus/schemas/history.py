@@ -10,8 +10,8 @@ from virtbus.schemas.quantity import Count
 class EventList(StrictModel):
     """`vm.events`: requests stored events of one VM or of all VMs; `spans` adds trace spans.
 
-    The page starts after the stream's sequence number `after`. It has at most 200 events, even if
-    `limit` is higher.
+    The page starts after the stream's sequence number `after`. A page has at most 200 events, even
+    if `limit` is higher.
     """
 
     uid: Uid | None = None

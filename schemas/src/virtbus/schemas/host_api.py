@@ -11,7 +11,7 @@ from virtbus.schemas.vm import Labels
 
 
 class NodeTakeover(NodeRef):
-    """`node.takeover`: gives the node to an agent on another host that was refused and waits.
+    """`node.takeover`: gives the node to an agent that was refused on another host, and waits.
 
     `confirm` says how the previous host is known to be off. `instance` names the agent if several
     wait.

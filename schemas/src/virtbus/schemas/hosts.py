@@ -19,7 +19,7 @@ class HostMarks(LenientModel):
     """Digest of the machine's UUID in the firmware (DMI)."""
 
     def same(self, other: "HostMarks") -> bool:
-        """Return True if the keys are equal, and no digest differs that both sides have."""
+        """Return True if the keys are equal, and so is each digest that both have."""
         own, others = (self.machine, self.hardware), (other.machine, other.hardware)
         differ = any(a and b and a != b for a, b in zip(own, others, strict=True))
         return self.key == other.key and not differ
@@ -28,9 +28,9 @@ class HostMarks(LenientModel):
 class Instance(LenientModel):
     """One run of a node's agent.
 
-    At `$KV.st.<node>._instance` it describes the agent that acts for the node. Each write is a
-    compare-and-set over the previous value. At `$KV.st.<node>._rival` it describes an agent that
-    was refused, and `why` says why. The key `_rival` expires.
+    The key `$KV.st.<node>._instance` has the agent that acts for the node. Each write is a
+    compare-and-set over the previous value. The key `$KV.st.<node>._rival` has an agent that was
+    refused for the reason `why`, and expires.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -44,7 +44,7 @@ class Instance(LenientModel):
     hostname: str = ""
     since_ns: int = 0
     token: str = ""
-    """Different in each write, so that an agent recognises its own write whose answer was lost."""
+    """Different in each write. So an agent recognises its own write even if its answer was lost."""
     why: str = ""
 
 
@@ -74,7 +74,7 @@ class Approved(LenientModel):
 class HostRecord(LenientModel):
     """`$KV.vm.<node>._host`: the approved identity and capacity of a node's host.
 
-    Controllers write it by compare-and-set: at the node's first heartbeat, and then only on a
+    Controllers write the record by compare-and-set: at the node's first heartbeat, then only on a
     person's request. `virtbus up` sets `trusted` on a single host. Such a host has the bus admin's
     credentials, so it could approve itself. Its capacity is used as reported, without approval.
     """

@@ -1,4 +1,4 @@
-"""Defines the grammar of ids, without pydantic: some processes that import it must be small."""
+"""Defines the grammar of ids; without pydantic, because some importing processes must be small."""
 
 import re
 

@@ -48,11 +48,11 @@ def check_uid(text: str) -> str:
 
 
 Id = Annotated[str, StringConstraints(max_length=63), AfterValidator(check_id)]
-"""A name, namespace, node, disk or network id. It also serves as a DNS label and as a hostname."""
+"""A name, namespace, node, disk or network id. An id is also a DNS label and a hostname."""
 
 
 HOST_NAME_MAX, _DOMAIN_MAX = 64, 253
-"""Linux limits a host's own name, and DNS a name with its domain."""
+"""Linux limits a host's own name; DNS limits a name with its domain."""
 
 
 def is_host_name(text: str, limit: int = _DOMAIN_MAX) -> bool:

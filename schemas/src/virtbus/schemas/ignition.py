@@ -38,11 +38,10 @@ IgnitionConfig = Annotated[
 class Ignition(StrictModel):
     """Ignition's configuration, as the JSON text that the guest gets.
 
-    It is a secret input: a record has only an object without `config`.
+    The configuration is a secret input: a record has this object without `config`.
     """
 
     config: IgnitionConfig | None = None
 
     def without_secrets(self) -> "Ignition":
-        """Return the object as a record stores it."""
         return Ignition()

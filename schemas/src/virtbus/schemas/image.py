@@ -25,8 +25,7 @@ _SCHEMES = ("http://", "https://", "file://", CONTAINER_SCHEME)
 class ImageSource(NamedTuple):
     """A parsed reference: `locator` is a URL or a name, `digest` the pinned `sha256:<hex>`.
 
-    For a container image (`docker://…`) the digest is that of the manifest, otherwise that of the
-    image file.
+    The digest is that of the image file, or of the manifest for a container image (`docker://…`).
 
     `target` is the meaning of the name `locator` on the bus; None if the bus has no such name.
     """
@@ -97,7 +96,7 @@ def parse_image_ref(text: str) -> ImageSource:
 
 
 def check_image_ref(text: str) -> str:
-    """Return a reference in its normal form; raise ValueError if it is invalid or too long."""
+    """Return a reference in its normal form; raise ValueError for an invalid reference."""
     ref = parse_image_ref(text).ref
     if len(sealed_ref(ref)[0]) > MAX_REF_CHARS:
         msg = f"is too long with the SHA-256 of its query; at most {MAX_REF_CHARS} characters"
@@ -180,14 +179,14 @@ ImageKeys = Annotated[tuple[ImageKey, ...], Field(max_length=MAX_IMAGE_KEYS)]
 
 
 class ImageFormat(StrEnum):
-    """The disk formats that virtbus accepts. It refuses others by their header (IMG-09)."""
+    """The disk formats that virtbus accepts. Other formats are refused by their header (IMG-09)."""
 
     QCOW2 = "qcow2"
     RAW = "raw"
 
 
 def check_url(text: str) -> str:
-    """Return the URL of an image without a digest; raise ValueError for anything else."""
+    """Return an image URL in its normal form; raise ValueError for other texts."""
     source = parse_image_ref(text)
     if not source.is_url or source.digest:
         msg = (
@@ -204,7 +203,7 @@ ImageDigest = Annotated[str, StringConstraints(pattern=_DIGEST.pattern)]
 class ImageTarget(LenientModel):
     """The meaning of an image name on the bus at a VM's create (ADR 0046).
 
-    Controllers write it into the VM's record, because nodes read only their own keys.
+    Controllers write the target into the VM's record, because nodes read only their own keys.
     """
 
     url: ImageUrl

@@ -29,7 +29,7 @@ class ImagePull(StrictModel):
     node: Id | None = None
     job: Uid | None = None
     namespace: Id = "default"
-    """The namespace of the image name, if `ref` is one."""
+    """The namespace of the image name, if `ref` is an image name."""
     pull_secret: Annotated[str, StringConstraints(max_length=SECRET_BYTES)] | None = Field(
         None, repr=False
     )

@@ -10,7 +10,7 @@ from virtbus.schemas.image import ImageDigest, ImageUrl, check_plain_name
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel, StrictModel
 
 FLEET = UNPLACED
-"""The namespace of names for the whole fleet. No VM is in it."""
+"""The namespace of names for the whole fleet. This namespace has no VMs."""
 MAX_NAME_CHARS = 128
 
 
@@ -29,7 +29,7 @@ def check_scope(text: str) -> str:
 
 
 def check_no_query(url: str) -> str:
-    """Return a URL without a query; raise ValueError if it has one.
+    """Return a URL without a query; raise ValueError for a URL with a query.
 
     A query may contain a secret signature, and an image name is not secret.
     """
@@ -52,7 +52,7 @@ class ImageNameSpec(StrictModel):
     digest: ImageDigest | None = None
     """The digest of the image file; for a `docker://` URL, that of the manifest."""
     transport: TransportName | None = None
-    """The name of a transport in each node's `images.d`. It must permit the server of the URL."""
+    """A transport in each node's `images.d`, which must permit the server of the URL."""
     pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
     """The rule for a VM's create: fetch always, only if the node lacks the image, or never."""
 

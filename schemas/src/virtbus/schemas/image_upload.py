@@ -46,7 +46,7 @@ class UploadedImage(LenientModel):
     """The answer: the node has the first `offset_bytes` of the file, or the finished image.
 
     A piece that begins at or before the stored end adds the missing bytes. A piece that begins
-    after it is not stored. The client continues at `offset_bytes`, and may send up to
+    after the stored end is not stored. The client continues at `offset_bytes`, and may send up to
     `window_bytes` that are not confirmed yet.
     """
 

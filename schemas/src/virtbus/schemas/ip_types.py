@@ -1,4 +1,4 @@
-"""Types of IP addresses and networks, without pydantic: some importing processes must be small."""
+"""Types of IP addresses and networks; without pydantic, because some importers must be small."""
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 

@@ -13,7 +13,7 @@ class NameAsk(LenientModel):
     """Ask for the VM `namespace`/`name`, or for the VM with `address`.
 
     `uid` is the VM of the asking guest. The controller refuses a node that does not have this VM.
-    It answers only with VMs of this VM's namespace, and of namespaces that are open to this VM.
+    The controller answers only with VMs of this VM's namespace, and of namespaces open to this VM.
     """
 
     uid: Uid

@@ -1,8 +1,7 @@
 """Checks a guest's network configuration, as the guest's cloud-init will read it (ADR 0043).
 
-A value that cloud-init cannot use is a problem. A key that cloud-init does not know is only
-reported: cloud-init ignores it, or passes it to netplan, which may know it. At the top of version
-2, an unknown key is a problem.
+A value that cloud-init cannot use is a problem. An unknown key is only reported, because cloud-init
+ignores the key or passes it to netplan. At the top level of version 2, an unknown key is a problem.
 """
 
 import json

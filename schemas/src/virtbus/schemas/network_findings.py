@@ -89,7 +89,7 @@ ANY = Scalar("anything", lambda _: True)
 
 
 def compare(value: Any, shape: Shape, path: str, found: Findings) -> None:
-    """Add to `found` each place at which `value` does not have the shape, and each unknown key."""
+    """Add to `found` each part of `value` that is not of the shape, and each unknown key."""
     if isinstance(shape, Scalar):
         if not shape.accepts(value):
             found.problem(path, f"must be {shape.description}")

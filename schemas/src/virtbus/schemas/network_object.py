@@ -23,11 +23,11 @@ from virtbus.schemas.overlay import VNI_MAX
 from virtbus.schemas.quantity import Count
 
 EVERYWHERE = UNPLACED
-"""The namespace of networks that VMs of all namespaces may use. No VM is in it."""
+"""The namespace of networks that VMs of all namespaces may use. This namespace has no VMs."""
 BUILT_IN = "default"
 """The network that each node has without a network object. No object has this name."""
 BRIDGE_MTU = 1500
-"""The MTU of a network that virtbus bridges, unless the network object has another MTU."""
+"""The MTU of a network that virtbus bridges, if the network object has no MTU."""
 SUBNETS_MAX = 64
 CONFIG_MAX = 8192
 DNS_MAX = 3
@@ -157,7 +157,7 @@ class NetworkSpec(StrictModel):
     """The guests' addresses, the same on each host. If a network on a segment has a subnet, netd
     answers DHCP."""
     subnets: dict[Id, Subnet] = Field(default_factory=dict, max_length=SUBNETS_MAX)
-    """For `routed`: the subnet of each node. A node without one takes no VMs of the network."""
+    """For `routed`: the subnet of each node. A node without a subnet takes no VMs."""
     gateway: Ipv4 | None = None
     """For `nat` and `overlay`: the host's address in the subnet; default: the first address.
 
@@ -169,7 +169,7 @@ class NetworkSpec(StrictModel):
     subnets6: dict[Id, Subnet6] = Field(default_factory=dict, max_length=SUBNETS_MAX)
     """As `subnets`, for IPv6."""
     gateway6: Ipv6 | None = None
-    """As `gateway`, for IPv6. On a segment, it is the router's link-local address."""
+    """As `gateway`, for IPv6. On a segment: the router's link-local address."""
     ranges: tuple[AddressRange, ...] = Field((), max_length=RANGES_MAX)
     """The ranges, of both versions, from which addresses are chosen; empty: the whole subnet."""
     excluded: tuple[AddressRange, ...] = Field((), max_length=RANGES_MAX)
@@ -177,7 +177,7 @@ class NetworkSpec(StrictModel):
     pool: PoolScope | None = None
     """For `nat` and `isolated`. None means `host`."""
     dns: tuple[Server, ...] = Field((), max_length=DNS_MAX)
-    """Name servers for all names except those of VMs.
+    """Name servers for names that are not names of VMs.
 
     Empty: the node's servers, or none for `isolated`.
 
@@ -281,7 +281,7 @@ class NetworkRecord(LenientModel):
     deleting_since_ns: int = 0
     """Unix time of the delete request; 0 if there is none."""
     kept_for: str = ""
-    """The reason why the last delete was reverted; empty if none was."""
+    """The reason why the last delete was reverted; empty if no delete was reverted."""
     generation: int = Field(1, ge=1)
     """Rises with every change of the spec."""
     created_ns: int
@@ -293,7 +293,6 @@ class NetworkRecord(LenientModel):
 
     @property
     def target(self) -> NetworkTarget:
-        """Return the network as the record of a VM describes it."""
         return NetworkTarget(
             uid=self.uid,
             namespace=self.namespace,
@@ -311,4 +310,4 @@ class NetworkState(StrEnum):
     IN_USE = "InUse"
     """VMs use the network."""
     DELETING = "Deleting"
-    """The network takes no further VMs, and is removed unless a VM uses it."""
+    """The network takes no further VMs. It is removed if no VM uses it."""

@@ -57,7 +57,7 @@ class NicBinding(StrEnum):
     MASQUERADE = "masquerade"
     """The guest is behind NAT: the VM's namespace has the address of the network."""
     MACVTAP = "macvtap"
-    """Like bridge, but refused unless the network is of the kind macvtap."""
+    """Like bridge, but permitted only on a network of the kind macvtap."""
     PASST = "passt"
     """The process passt connects the guest. The network gets packets of passt's sockets, and no
     frames of the guest."""

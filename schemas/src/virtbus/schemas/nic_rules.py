@@ -77,7 +77,7 @@ def _sums(nics: Mapping[int, Interface]) -> Iterator[Detail]:
 
 
 def _published(nics: Mapping[int, Interface]) -> Iterator[Detail]:
-    """Yield a problem for each published port that equals an earlier one, or a port of tunnels."""
+    """Yield a problem for each published port that clashes with an earlier port or tunnels."""
     earlier: list[PublishedPort] = []
     for index, nic in nics.items():
         for at, port in enumerate(nic.publish):

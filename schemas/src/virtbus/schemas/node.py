@@ -95,7 +95,7 @@ class NodeRecord(LenientModel):
 
 
 class NodeImages(LenientModel):
-    """`$KV.st.<node>._images`: the images that a node has, for placement. Written if they change.
+    """`$KV.st.<node>._images`: the images that a node has, for placement. Written on change.
 
     Each entry is the key of a reference or digest (`image_key`), so the value stays below 16 KiB.
     """
@@ -119,7 +119,7 @@ class Fence(LenientModel):
     why: str
     time_ns: int
     discard_local_disks: bool = False
-    """The user's permission to lose local disks. A VM's eviction strategy, if set, overrides it."""
+    """The user's permission to lose local disks. A VM's eviction strategy overrides this."""
 
 
 class Drain(LenientModel):
@@ -150,7 +150,6 @@ class NodeSpec(LenientModel):
 
     @property
     def idle(self) -> bool:
-        """Return True if nothing is requested."""
         return not (self.cordoned or self.draining or self.fenced)
 
     @property
@@ -179,7 +178,8 @@ class HostAddresses(LenientModel):
 class Reserved(LenientModel):
     """`$KV.vm._reserved.node.<node>`: the summed resources of VMs with `Overcommit.STRICT`.
 
-    It is written only in one atomic batch with the VMs' records. Memory includes QEMU's overhead.
+    The value is written only in one atomic batch with the VMs' records. Memory includes QEMU's
+    overhead.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -205,6 +205,6 @@ class NodeView(NodeRecord):
     """Fields that were omitted because the view was too large for one message."""
     approved: Approved | None = None
     unapproved: tuple[str, ...] = ()
-    """Reported capacity and labels beyond the approved ones. Placement ignores them."""
+    """Reported capacity and labels beyond the approved values. Placement ignores these."""
     rivals: tuple[Instance, ...] = ()
     """Agents of the same id that were refused recently."""

@@ -35,7 +35,7 @@ class Ensure(LenientModel):
 
 
 ANY_EPOCH = 2**62
-"""The epoch in a release of a VM without a record (audits). It covers every epoch."""
+"""The epoch in a release of a VM without a record (audits). This epoch covers every other epoch."""
 
 
 class Release(LenientModel):
@@ -43,7 +43,7 @@ class Release(LenientModel):
 
     After the release, the service makes nothing for `epoch` or a lower epoch, so that late requests
     have no effect. With `keep`, imaged moves written disks into the quarantine (ADR 0033). With
-    `forced`, netd leaves behind what a CNI plugin made, once the plugin has failed three times.
+    `forced`, netd gives up on a CNI plugin that has failed three times, and leaves its results.
     """
 
     uid: str
@@ -53,7 +53,7 @@ class Release(LenientModel):
 
 
 class ReleaseReply(LenientModel):
-    """Nothing of `uid` is left, except the quarantine entry `kept`, if any."""
+    """Nothing of `uid` is left on the host. `kept` is its entry in the quarantine, or empty."""
 
     uid: str
     kept: str = ""
@@ -62,8 +62,9 @@ class ReleaseReply(LenientModel):
 class VolumeRelease(LenientModel):
     """`rpc.imaged.volume-release`: remove the data of a volume that no VM holds.
 
-    With `made_by`, complete data stays unless the fill `made_by` made it and no VM has used it
-    since. With `kept`, nothing is removed unless the node has the content of the volume `kept`.
+    With `made_by`, complete data is removed only if the fill `made_by` made the data and no VM has
+    used it since. With `kept`, data is removed only if the node has the content of the volume
+    `kept`.
     """
 
     ref: VolumeRef
@@ -81,8 +82,8 @@ class ExportWork(LenientModel):
     """`rpc.imaged.export`: ensure the exported file of operation `id`, or end the export.
 
     A cancel comes too late for a file that is published; `remove` removes the file. The disk is the
-    volume `ref`, otherwise the `disk` of the VM `uid`. imaged derives all paths. No guest may use
-    the disk during the export.
+    volume `ref`; without `ref`, the disk is `disk` of the VM `uid`. imaged derives all paths. No
+    guest may use the disk during the export.
     """
 
     id: Uid
@@ -145,8 +146,8 @@ class GuestFreeze(LenientModel):
 class Inspect(LenientModel):
     """`rpc.<service>.inspect`: list the resources that the service finds on the host.
 
-    With `mend` netd first repairs missing resources. With `volumes_after` imaged lists only volumes
-    whose folder's name is greater. `snapshots_after` does the same for snapshots.
+    With `mend`, netd first repairs missing resources. With `volumes_after`, imaged lists only
+    volumes whose folder's name is greater. `snapshots_after` does the same for snapshots.
     """
 
     uid: str | None = None
@@ -167,7 +168,7 @@ class HeldVolume(LenientModel):
 
 
 class HeldSnapshot(LenientModel):
-    """The data of a snapshot on a host. If it is complete, the fields after `folder` are set."""
+    """The data of a snapshot on a host. A complete snapshot has the fields after `folder`."""
 
     folder: str
     ref: SnapshotRef | None = None
@@ -318,8 +319,8 @@ class ArmNic(LenientModel):
 class Arm(LenientModel):
     """A request on netd's admin socket: vmwrapper of (uid, epoch) may fetch its tap descriptors.
 
-    It may do so once, within 30 s. `domain_name` is the libvirt domain in whose cgroup vmwrapper
-    must run.
+    vmwrapper may fetch them once, within 30 s. `domain_name` is the libvirt domain in whose cgroup
+    vmwrapper must run.
     """
 
     uid: str

@@ -78,7 +78,7 @@ class ExportFormat(StrEnum):
 class OperationRecord(LenientModel):
     """`$KV.vm.<node>._op.<id>`: an operation, which the node of its VM or volume carries out.
 
-    Controllers write it. A controller removes it a day after the operation's end at the latest.
+    Controllers write the record. A controller removes it at most a day after the operation's end.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -121,16 +121,16 @@ class OperationRecord(LenientModel):
     within_s: int = Field(0, ge=0)
     """The seconds that a reader has. After that time the operation fails."""
     finish: bool = False
-    """True once the reader has everything. Then the operation succeeds."""
+    """True once the reader has read all data. Then the operation succeeds."""
     cancel: bool = False
-    """If True, the operation ends without effect, unless its final step has begun."""
+    """If True and the final step has not begun, the operation ends without effect."""
     created_ns: int
     owner: str = ""
     """The bridge that requested the operation, or empty, as `VmRecord.owner`."""
 
 
 class ExportResult(LenientModel):
-    """The file of an export. `path` is on the node; `digest` is of the file."""
+    """The file of an export on the node, with the digest of the file."""
 
     path: str
     size_bytes: int = Field(ge=0)
@@ -140,8 +140,8 @@ class ExportResult(LenientModel):
 class OperationStatus(LenientModel):
     """`$KV.st.<node>._op.<id>`: the progress and the end of an operation.
 
-    Its node writes it. A controller writes it only to end an operation that the node has not begun,
-    or whose node was forgotten.
+    The operation's node writes the status. A controller writes the status only to end an operation
+    that the node has not begun, or whose node was forgotten.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -163,12 +163,10 @@ class OperationStatus(LenientModel):
 
     @property
     def ended(self) -> bool:
-        """Return True for an operation that has ended."""
         return self.phase in ENDED
 
     @property
     def is_final(self) -> bool:
-        """Return True from the final step on."""
         steps = (step for each in STEPS.values() for step in each)
         return any(step.final and step.name == self.step for step in steps)
 

@@ -9,7 +9,7 @@ from virtbus.schemas.ids import Id
 from virtbus.schemas.model import SCHEMA_VERSION, LenientModel
 
 LOCAL = "local"
-"""The pool that each node has without a setting. It is in the folder of the node's disks."""
+"""The pool that each node has without a setting, in the folder of the node's disks."""
 POOLS_MAX = 16
 """The most pools of one node. Their reports share one message."""
 MESSAGE_MAX = 300
@@ -55,7 +55,8 @@ class Abilities(NamedTuple):
     """Snapshots of VMs that are off, as copies. A new volume from such a snapshot restores it."""
     backups: bool
     clones: bool
-    """A volume that begins with an image is ready at once. Without this, it is a full copy."""
+    """A volume that begins with an image is ready at once. If False, such a volume is a full
+    copy."""
     grow: bool
     discard: bool
     """A discard in the guest frees space of the pool."""
@@ -64,7 +65,8 @@ class Abilities(NamedTuple):
     exports: bool
     """virtbus can read the data of volumes that no guest uses, to export or copy the volumes."""
     assigned: bool
-    """The pool's operator makes a place for each volume, and assigns it by the volume's name."""
+    """The pool's operator makes the device, export, LUN, image or file of each volume, and assigns
+    it by the volume's name."""
 
 
 _ON_SERVER = Abilities(
@@ -186,11 +188,10 @@ class PoolReport(LenientModel):
 
     @property
     def abilities(self) -> Abilities:
-        """Return the abilities of the pool."""
         return abilities_of(self.name, self.kind)
 
     def refusal(self, more_bytes: int) -> str:
-        """Return why the pool does not take `more_bytes` of new data; empty if it does."""
+        """Return why the pool refuses `more_bytes` of new data; empty if the pool takes them."""
         if self.state not in TAKES_DATA:
             return f"is {self.state}: {self.message}"
         limit_bytes = self.size_bytes * self.overcommit

@@ -29,7 +29,7 @@ Protocol = Literal["tcp", "udp"]
 
 def _host_address(text: str) -> str:
     address = ip_address(text)
-    if isinstance(address, IPv6Address):  # an IPv4 address has one form only, so that ports clash
+    if isinstance(address, IPv6Address):  # one form for each IPv4 address, for `clashes`
         address = address.ipv4_mapped or address
     wrong = address.is_loopback or address.is_unspecified or address.is_multicast
     if wrong or address.is_link_local or "%" in text:
@@ -58,7 +58,6 @@ class GuestPort(StrictModel):
 
     @property
     def range(self) -> tuple[int, int]:
-        """Return the first and the last port."""
         return self.port, self.last_port or self.port
 
     @property
@@ -68,7 +67,6 @@ class GuestPort(StrictModel):
         return f"{first if first == last else f'{first}-{last}'}/{self.protocol}"
 
     def has(self, port: int, protocol: str) -> bool:
-        """Return True if `port` of `protocol` is one of these ports."""
         first, last = self.range
         return protocol == self.protocol and first <= port <= last
 
@@ -80,7 +78,7 @@ class PublishedPort(StrictModel):
     guest_port: Count = Field(ge=1, le=PORT_MAX)
     protocol: Protocol = "tcp"
     host_address: HostAddress | None = None
-    """None means every address of the host except loopback. An IPv6 address needs a guest with
+    """None means every address of the host without loopback. An IPv6 address needs a guest with
     IPv6."""
 
     def clashes(self, other: "PublishedPort") -> bool:
@@ -95,7 +93,6 @@ class PublishedPort(StrictModel):
 
     @property
     def is_of_tunnels(self) -> bool:
-        """Return True for the port by which hosts exchange the frames of overlays."""
         return (self.protocol, self.host_port) == ("udp", TUNNEL_PORT)
 
     @property

@@ -48,7 +48,7 @@ class QuarantineEntry(LenientModel):
 class QuarantineWork(LenientModel):
     """`rpc.imaged.quarantine`: list all entries, or get, restore or purge one `entry`.
 
-    `restore` makes the entry's disks those of the VM `uid`. It first moves existing disks of `uid`
+    `restore` makes the entry's disks those of the VM `uid`. Existing disks of `uid` are first moved
     into a new entry, which `keep` describes.
     """
 

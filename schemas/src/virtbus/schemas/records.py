@@ -44,9 +44,9 @@ def read_stored(model: type[Model], key: str, value: bytes) -> Model:
     """Return the bytes `value`, stored at `key`, as `model`.
 
     Raises:
-        VirtbusError: 413: the value is larger than the read limit of its kind. 400: it is malformed
-            or not a `model`. 422 `newer_schema` or `older_schema`: another version of virtbus wrote
-            it.
+        VirtbusError: 413 if the value is larger than the read limit of its kind; 400 if it is
+            malformed or not a `model`; 422 `newer_schema` or `older_schema` if another version of
+            virtbus wrote it.
     """
     return as_stored(model, plain_stored(key, value))
 
@@ -70,8 +70,8 @@ def read_record(key: str, value: bytes) -> VmRecord | Tombstone:
     """Return the record or tombstone at `key`.
 
     Raises:
-        VirtbusError: the errors of `read_stored`. 400 `foreign_record`: the key is for another VM
-            or node than the record, for example after corruption. Neither is trusted (BUS-04).
+        VirtbusError: an error of `read_stored`, or 400 `foreign_record` if the record is of another
+            VM or node than the key. Then neither the key nor the record is trusted (BUS-04).
     """
     data = plain_stored(key, value)
     if isinstance(data, dict) and data.get("tombstone"):
@@ -175,7 +175,7 @@ def read_operation_status(key: str, value: bytes) -> OperationStatus:
 
 
 def refuse_foreign(key: str, own: str | bool) -> None:
-    """Raise 400 if a value is stored at `key`, but its content belongs at key `own` (BUS-04)."""
+    """Raise 400 if the content of the value at `key` belongs at another key, `own` (BUS-04)."""
     if key != own:
         message = f"the value at {key} belongs to another key"
         raise VirtbusError(Code.INVALID, "foreign_record", message)

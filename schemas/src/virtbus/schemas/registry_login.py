@@ -24,11 +24,9 @@ class Login(NamedTuple):
 
     @property
     def header(self) -> str:
-        """Return the value of the header `Authorization`."""
         return f"Basic {self.auth}"
 
     def config(self, registry: str) -> str:
-        """Return a `config.json` with this login only."""
         return json.dumps({"auths": {registry: {"auth": self.auth}}})
 
 
@@ -38,7 +36,7 @@ def login_for(image: str, text: bytes) -> Login | None:
     The entry with the longest match is used. Return None if no entry matches.
 
     Raises:
-        ValueError: `text` is invalid. The error does not quote it, because it is secret.
+        ValueError: `text` is invalid. The error does not quote the secret `text`.
     """
     auths = _auths(text)
     parts = image.split("/")

@@ -12,7 +12,7 @@ from virtbus.schemas.wire import encode
 
 
 def in_force(key: str, value: bytes, digest: str) -> VmSecrets | None:
-    """Return the secrets in an entry that have this digest; None if neither version has it.
+    """Return the secrets in an entry that have this digest; None if neither version has the digest.
 
     Raises:
         VirtbusError: the errors of `read_stored`, for the entry or the secrets in it.
@@ -22,9 +22,10 @@ def in_force(key: str, value: bytes, digest: str) -> VmSecrets | None:
 
 
 def encoded_in_force(key: str, value: bytes, digest: str) -> bytes | None:
-    """Return the bytes of `in_force` that have the digest; raises as `read_stored`.
+    """Return the secrets of `in_force` as stored bytes, which have the digest.
 
-    An older version of virtbus may have encoded them in another way than `encode` does.
+    An older version of virtbus may have encoded the secrets in another way than `encode`. Raises as
+    `read_stored`.
     """
     if hashlib.sha256(value).hexdigest() == digest:
         return value

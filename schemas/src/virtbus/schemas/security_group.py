@@ -98,7 +98,6 @@ class LabelExpression(StrictModel):
         return values
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Return True if a VM with these labels meets the condition."""
         found = labels.get(self.key)
         match self.operator:
             case LabelOperator.IN:
@@ -118,7 +117,6 @@ class LabelSelector(StrictModel):
     expressions: tuple[LabelExpression, ...] = Field((), max_length=EXPRESSIONS_MAX)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return True if a VM with these labels meets all conditions."""
         return self.labels.items() <= labels.items() and all(
             one.holds(labels) for one in self.expressions
         )
@@ -134,7 +132,7 @@ def _ports(text: str) -> str:
 
 
 def _cidr(text: str) -> str:
-    network = ip_network(text)  # raises if host bits are set, and says so
+    network = ip_network(text)  # its error says that host bits are set
     if network.version == 6 and network.network_address.ipv4_mapped is not None:
         msg = "must not be IPv4-mapped; give the IPv4 network"
         raise ValueError(msg)
@@ -204,7 +202,6 @@ class GroupSpec(StrictModel):
 
     @property
     def isolated(self) -> frozenset[Direction]:
-        """Return the directions in which members have only connections that a rule allows."""
         if self.isolates is not None:
             return frozenset(self.isolates)
         return frozenset(rule.direction for rule in self.rules)

@@ -45,7 +45,8 @@ class SecurityGroupUpdate(SecurityGroupRef):
 class SecurityGroupDelete(SecurityGroupRef):
     """`security-group.delete`: ends the rules.
 
-    VMs in no other group can have all connections again, except on networks with `default_deny`.
+    VMs in no other group then have all connections again. On networks with `default_deny`, these
+    VMs have none.
     """
 
 

@@ -96,7 +96,6 @@ class UserDataPart(StrictModel):
 
     @property
     def content(self) -> bytes:
-        """Return the data, from text or base64."""
         return bytes_of(self.data, self.data_base64) or b""
 
 
@@ -143,22 +142,18 @@ class CloudInit(StrictModel):
 
     @property
     def user_bytes(self) -> bytes | None:
-        """Return the user data, from text or base64."""
         return bytes_of(self.user_data, self.user_data_base64)
 
     @property
     def vendor_bytes(self) -> bytes | None:
-        """Return the vendor data, from text or base64."""
         return bytes_of(self.vendor_data, self.vendor_data_base64)
 
     @property
     def network_bytes(self) -> bytes | None:
-        """Return the network data, from text or base64."""
         return bytes_of(self.network_data, self.network_data_base64)
 
     @property
     def more_meta(self) -> dict[str, Any]:
-        """Return the further keys of the meta-data."""
         return dict(json.loads(self.meta_data)) if self.meta_data else {}
 
     def without_secrets(self) -> Self:
@@ -184,7 +179,6 @@ class CloudInitNoCloud(CloudInit):
     """
 
     def network_findings(self) -> Findings:
-        """Return the problems and unknown keys of the network data."""
         data = self.network_bytes
         return Findings() if data is None else check_network_config(data)
 
@@ -202,7 +196,6 @@ class CloudInitConfigDrive(CloudInit):
     """
 
     def network_findings(self) -> Findings:
-        """Return the problems and unknown keys of the network data."""
         data = self.network_bytes
         return Findings() if data is None else check_network_data(data)
 
@@ -241,12 +234,10 @@ class FilesVolume(StrictModel):
 
     @property
     def contents(self) -> dict[str, bytes]:
-        """Return the files' bytes by name."""
         text = {name: value.encode() for name, value in self.data.items()}
         return text | {name: decode_base64(value) for name, value in self.binary_data.items()}
 
     def without_secrets(self) -> Self:
-        """Return the volume without its files, for a record."""
         return self.model_copy(update={"data": {}, "binary_data": {}})
 
 

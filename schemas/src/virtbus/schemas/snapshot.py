@@ -48,8 +48,8 @@ class SnapshotRecord(LenientModel):
     protected: bool = False
     """If True, a delete is refused."""
     replaced_by: str = ""
-    """If a restore made this snapshot: the name of the snapshot that was restored, whose disks
-    replaced the disks in this one. Otherwise empty."""
+    """The name of the restored snapshot, if this snapshot keeps the disks that a restore replaced;
+    otherwise empty."""
     ready: bool = False
     """True once the snapshot's data is complete."""
     size_bytes: int = Field(0, ge=0)
@@ -70,7 +70,7 @@ class SnapshotState(StrEnum):
     """The state of a snapshot that users see."""
 
     CREATING = "Creating"
-    """The snapshot's operation has not ended. If it fails, the snapshot is removed."""
+    """The snapshot's operation has not ended. If the operation fails, the snapshot is removed."""
     READY = "Ready"
     LOST = "Lost"
     """The snapshot's node was forgotten, with the data."""

@@ -103,7 +103,7 @@ class SnapshotView(LenientModel):
     node: str
     protected: bool = False
     replaced_by: str = ""
-    """If a restore made this snapshot: the name of the restored snapshot. Otherwise empty."""
+    """The name of the restored snapshot, if a restore made this snapshot; otherwise empty."""
     size_bytes: int = 0
     generation: int
     revision: int

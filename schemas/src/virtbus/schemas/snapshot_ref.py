@@ -13,5 +13,5 @@ class SnapshotRef(LenientModel):
 
     @property
     def folder(self) -> str:
-        """Return the name of the snapshot's folder on a host. It is unique: ids have no dots."""
+        """Return the name of the snapshot's folder on a host; unique, because ids have no dots."""
         return f"{self.namespace}.{self.name}.{self.uid}"

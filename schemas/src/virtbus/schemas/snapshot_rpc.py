@@ -13,8 +13,7 @@ class SnapshotWork(LenientModel):
     """`rpc.imaged.snapshot`: ensure a snapshot of `disks` of the VM or volume `uid`, or cancel it.
 
     With `restored`, the disks of that snapshot replace `disks`, which become `snapshot`. A cancel
-    comes too late once the final step has begun. No guest may use a disk, unless the work is
-    `live`.
+    comes too late once the final step has begun. A guest may use a disk only if the work is `live`.
     """
 
     id: Uid

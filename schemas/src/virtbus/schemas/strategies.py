@@ -17,7 +17,7 @@ class EvictionStrategy(StrEnum):
     """The effect on a VM of a drain or a fence of its node (KubeVirt's evictionStrategy).
 
     A VM's disks are overlays on its node. A VM that moves starts again from its images, and loses
-    what it has written. So a VM with writable disks and no strategy stays, unless the request to
+    what it has written. So a VM with writable disks and no strategy moves only if the request to
     drain or fence the node has `discard_local_disks`.
     """
 

@@ -74,7 +74,7 @@ class DisksRead(StreamOpen):
 
 
 class StreamData(LenientModel):
-    """A piece of a stream, in either direction; without `data` it is a keep-alive.
+    """A piece of a stream, in either direction. A piece without `data` is a keep-alive.
 
     `at` is the number of bytes that its sender sent before. `upto` is the total number of bytes
     that the other end may send. With `eof`, the sender sends no more data. `closed` says why the

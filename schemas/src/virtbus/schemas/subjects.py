@@ -63,7 +63,7 @@ def vm_record(node: str, uid: str) -> str:
 
 
 def vm_anywhere(uid: str) -> str:
-    """Filter over one uid on every node. It never matches a name claim, which has more tokens."""
+    """Filter over one uid on every node. A name claim never matches: its key has more tokens."""
     return f"$KV.vm.*.{check_uid(uid)}"
 
 

@@ -79,20 +79,20 @@ class Memory(StrictModel):
 
 
 class Interface(StrictModel):
-    """A network device; it is attached to the network of the same name."""
+    """A network device, attached to the network of the same name."""
 
     name: Id
     mac_address: Mac | None = None
     model: NicModel = NicModel.VIRTIO
     boot_order: Count | None = Field(None, ge=1, le=BOOT_ORDER_MAX, exclude_if=not_)
-    """The place in the boot order of disks and interfaces. If None, the guest does not boot from
+    """The position in the boot order of disks and interfaces. If None, the guest does not boot from
     the interface."""
     acpi_index: Count | None = Field(None, ge=1, le=ACPI_INDEX_MAX)
     """Linux names the device `eno<index>`."""
     mtu: Count | None = Field(None, ge=MTU_MIN, le=MTU_MAX)
     """None means the network's MTU. An MTU above the network's is refused."""
     queues: Count | None = Field(None, ge=1, le=QUEUES_MAX)
-    """The number of queues of a virtio device. None means one."""
+    """The number of queues of a virtio device. None means one queue."""
     state: LinkState | None = None
     """None means that the link is up. A link that is down passes no frame."""
     limits: NicLimits | None = None
@@ -104,8 +104,8 @@ class Interface(StrictModel):
     binding: NicBinding | None = Field(None, exclude_if=not_)
     """None means the binding bridge. At most one interface of a VM can have masquerade."""
     ports: tuple[GuestPort, ...] = Field((), max_length=GUEST_PORTS_MAX, exclude_if=not_)
-    """With the binding masquerade or passt, the guest's ports that others can connect to. If this
-    is empty, others can connect to all ports."""
+    """With the binding masquerade or passt, the guest's ports that others can connect to. Empty
+    means all ports."""
     vm_network_cidr: GuestNetwork | None = Field(None, exclude_if=not_)
     """With the binding masquerade, the guest's network. Its first address is the gateway's, its
     second the guest's. None means 10.0.2.0/24."""
@@ -120,7 +120,7 @@ class Devices(StrictModel):
     interfaces: tuple[Interface, ...] = Field((), max_length=NICS_MAX)
     filesystems: tuple[Filesystem, ...] = Field((), max_length=FILESYSTEMS_MAX)
     autoattach_graphics_device: bool | None = None
-    """True adds a VGA display with VNC. By default there is none, because a display costs each
+    """True adds a VGA display with VNC. The default is no display, because a display costs each
     guest 3 MiB (ADR 0023)."""
     watchdog: Watchdog | None = None
 
@@ -155,14 +155,13 @@ class Domain(StrictModel):
 class ImageVolume(StrictModel):
     """A private overlay of the image `ref`. `size` may be larger than the image.
 
-    The query of a URL may be a signature. So a record has the query's SHA-256 in its place.
+    A record has the SHA-256 of a URL's query instead of the query, which may be a signature.
     """
 
     ref: ImageRef
     size: Bytes | None = Field(None, ge=DISK_MIN, le=DISK_MAX)
 
     def without_secrets(self) -> "ImageVolume":
-        """Return the volume as a record stores it."""
         ref = sealed_ref(self.ref)[0]
         return self if ref == self.ref else self.model_copy(update={"ref": ref})
 
@@ -195,7 +194,6 @@ class Volume(StrictModel):
 
     @property
     def cloud_init(self) -> CloudInit | None:
-        """Return the cloud-init seed of either datasource, or None."""
         return self.cloud_init_no_cloud or self.cloud_init_config_drive
 
     @property
@@ -222,8 +220,7 @@ class Network(StrictModel):
     name: Id
     network: Id = "default"
     plugins_digest: PluginsDigest | None = Field(None, exclude_if=not_)
-    """A digest of CNI plugins (`cni_config`). The VM is refused unless the network has exactly
-    these plugins."""
+    """A digest of CNI plugins (`cni_config`). A VM whose network has other plugins is refused."""
 
 
 class Overcommit(StrEnum):
@@ -304,7 +301,7 @@ class VmRecord(LenientModel):
     """Rises with every pause and unpause, and with a start or stop that changes `paused`. An
     unpause also resumes a guest that libvirt paused."""
     requests: tuple[str, ...] = ()
-    """Ids of the last requests, except updates, that changed the record. Repeats change nothing."""
+    """Ids of the last requests (not updates) that changed the record. Repeats change nothing."""
     origin: Origin | None = None
     """For a clone: the snapshot that its own disks begin with."""
     deleting: bool = False
@@ -316,7 +313,7 @@ class VmRecord(LenientModel):
     reserved: bool = False
     """True: the VM's CPUs and memory are counted in `$KV.vm._reserved.node.<node>`."""
     lease: int = 0
-    """The revision of the lease under which a leader task last moved the VM; 0: none moved it."""
+    """The revision of the lease under which a leader task last moved the VM; 0: no move."""
     owner: str = ""
     """The bridge that created the VM, or empty; set by controllers. No other bridge changes it."""
     traceparent: str | None = None
@@ -392,4 +389,4 @@ class VmSecrets(LenientModel):
     ignition: Ignition | None = None
     image_pull: dict[str, str] = Field(default_factory=dict)
     """Secrets of a pull, by volume name: a registry login (`config.json`) or the query of a URL."""
-    replaced: bytes = b""  # the secrets before the last change: `secrets_in_force`
+    replaced: bytes = b""  # the secrets before the last change, see `secrets_in_force`

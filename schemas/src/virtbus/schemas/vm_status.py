@@ -16,8 +16,8 @@ from virtbus.schemas.vm import VmSpec
 GUEST_ENDED = "guest_ended"
 """The status's `reason` if the guest crashed, powered itself off, or was ended from outside."""
 NETWORK_READY = "NetworkReady"
-"""The type of the condition that shows whether the network of a VM that is off has the state that
-its spec names."""
+"""The type of a condition. It is True if the network of a VM that is off has the state that the
+VM's spec names."""
 FailureStage = Literal["", "image", "network", "start", "guest"]
 """The stage that a failure stopped: images and disks, the network, the start, or the guest's run.
 
@@ -63,18 +63,17 @@ class VmStatus(LenientModel):
     Limits of a burst have the prefix `burst_`.
     """
     resources: ResourcesInForce | None = None
-    """The limits in force of a running guest; None if it has no limits, or they are not known
-    yet."""
+    """The limits in force of a running guest; None if the guest has no limits, or if the limits are
+    not known yet."""
     disks_pending: dict[str, str] = Field(default_factory=dict)
     """By disk: the reason why the guest's disk differs from the record. The agent retries."""
     detached: tuple[str, ...] = ()
-    """The disks in `VmRecord.detaching`, in the record of `generation`, that no guest has any
-    more."""
+    """The disks in the `VmRecord.detaching` of `generation` that no guest has any more."""
     started_ns: int | None = None
     updated_ns: int = 0
     restarts: int = 0
     reboots: int = 0
-    """Number of reboots in this run of the guest; `rebooted_ns` is the time of the last one."""
+    """Number of reboots in this run of the guest; `rebooted_ns` is the time of the last reboot."""
     rebooted_ns: int | None = None
     last_exit: GuestExit | None = None
     released: bool = False

@@ -31,7 +31,7 @@ class VolumeFill(LenientModel):
     """
 
     operation: str = ""
-    """The id of the last operation; empty if it is unknown."""
+    """The id of the last operation; empty if unknown."""
     state: FillState = FillState.FILLING
     message: str = ""
     """The cause of a failure."""
@@ -42,7 +42,8 @@ class VolumeMove(LenientModel):
     """The move of a volume's data from node to node, or to another pool (ADR 0063).
 
     One write to the record puts the volume on its target. If the move fails before that write, the
-    volume stays on its source. After success or failure, the data in the other place is removed.
+    volume stays on its source. After success, the former data is removed. After a failure, the new
+    data is removed.
     """
 
     source: Id
@@ -52,7 +53,7 @@ class VolumeMove(LenientModel):
     fill: Uid
     """The operation on the target that makes the disk from that file."""
     failed: str = ""
-    """The reason of a failure, after which the volume stays on its source. Empty without one."""
+    """The reason of a failure, after which the volume stays on its source; otherwise empty."""
     cleaned: bool = False
     """True: nothing is left of a move that has failed."""
     pool: Id | None = None
@@ -87,9 +88,10 @@ class VolumeRecord(LenientModel):
     pool_kind: PoolKind = PoolKind.LOCAL
     """The kind of the volume's pool, as the nodes reported it at the volume's create."""
     node: str = ""
-    """The node of the data; empty until a VM uses the volume, unless its creator chose the node.
+    """The node of the data; empty until a VM uses the volume, if its creator chose no node.
 
-    A volume that several hosts reach has a node only while a VM holds it, and none if it is shared.
+    A volume that several hosts reach has a node only while a VM holds the volume. With
+    the access `shared`, such a volume has no node.
     """
     bound: bool = False
     """True if a VM or a copy may have written to the volume: the node may have its data."""
@@ -122,12 +124,10 @@ class VolumeRecord(LenientModel):
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Return the uids of the VMs that may write to the volume."""
         return tuple(self.holds) or ((self.holder,) if self.holder else ())
 
     @property
     def abilities(self) -> Abilities:
-        """Return what can be done with the volume."""
         return abilities_of(self.spec.pool, self.pool_kind, shared=self.spec.is_shared)
 
     @property
@@ -149,7 +149,7 @@ class VolumeRecord(LenientModel):
 
     @property
     def has_open_move(self) -> bool:
-        """Return True while there is something to do for a move, also to clean up after it."""
+        """Return True while a move, or the cleanup after the move, is not done."""
         move = self.move
         return move is not None and not self.lost and not (move.failed and move.cleaned)
 

@@ -97,9 +97,9 @@ class VolumeDetach(VolumeAsk):
     """`volume.detach`: removes the volume and its disk from the VM that holds it.
 
     While a running guest has not released the disk, the volume is Detaching. A shared volume with
-    several holders needs `vm`, the holder that gives it up; if this VM does not hold it, nothing
-    changes. For a volume that is not shared, the request is refused if `vm` is not the holder.
-    `gone` is the uid of a holder without a record. With `gone`, a person confirms that this holder
+    several holders needs `vm`, the holder that gives the volume up. If this VM does not hold the
+    volume, nothing changes. For a volume that is not shared, the request is refused if `vm` is not
+    the holder. `gone` is the uid of a holder without a record; a person confirms that this holder
     has no guest. Without `force`, the request is refused if the guest agent says that the disk is
     mounted.
     """
@@ -142,14 +142,14 @@ class VolumeView(LenientModel):
     message: str = ""
     """The reason for a wait, and the next step; empty if there is no wait."""
     node: str = ""
-    """The node of the data; empty until a VM uses the volume, unless its creator chose the node."""
+    """The node of the data; empty until a VM uses the volume, if its creator chose no node."""
     holder: str = ""
     """The uid of the VM that may write to the volume; the first of `holders` of a shared volume."""
     holder_name: str = ""
     held_since_ns: int = 0
     """Unix time at which the VM `holder` became the holder; 0 if there is none."""
     holders: tuple[VolumeHolder, ...] = ()
-    """All VMs that hold the volume: at most one, unless the volume's access is `shared`."""
+    """All VMs that hold the volume; more than one only if the volume's access is `shared`."""
     made_for: str = ""
     """The uid of the VM whose spec made the volume; empty if `volume.create` did."""
     fill_operation: str = ""

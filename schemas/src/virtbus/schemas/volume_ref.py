@@ -32,11 +32,12 @@ DevicePattern = Annotated[
 class HostDevice(StrictModel):
     """A block device of the node, by its path on the node: a PersistentVolume of a pod.
 
-    Only the container runtime of a node may use it, and the node's agent opens only devices that
-    its setting `devices_allowed` names. Without an `image`, virtbus writes nothing to the device.
+    Only the container runtime of a node may use a host device. The node's agent opens only devices
+    that its setting `devices_allowed` names. Without an `image`, virtbus writes nothing to the
+    device.
 
-    With an `image`, imaged writes the image once, the content outlives the VM, and virtbus keeps
-    the last MiB of the device for itself.
+    With an `image`, imaged writes the image once, and the content outlives the VM. virtbus keeps
+    the last MiB of such a device for itself.
     """
 
     path: DevicePath
@@ -56,8 +57,8 @@ class HostDisk(StrictModel):
 class NamedVolume(StrictModel):
     """A volume of the VM's namespace, by name. The VM holds the volume while its spec names it.
 
-    With a `template`, the create of the VM makes the volume if no volume has the name, in the same
-    write as the VM (ADR 0072). A volume that exists is used as it is.
+    With a `template`, the create of the VM makes a missing volume in the same write as the VM
+    (ADR 0072). An existing volume is used as it is.
     """
 
     name: Id
@@ -86,7 +87,6 @@ class VolumeRef(LenientModel):
 
     @property
     def abilities(self) -> Abilities:
-        """Return what can be done with the volume."""
         return abilities_of(self.pool, self.kind, shared=self.shared)
 
     @property
@@ -96,7 +96,7 @@ class VolumeRef(LenientModel):
 
     @property
     def folder(self) -> str:
-        """Return the name of the volume's folder on a host. It is unique: ids have no dots."""
+        """Return the name of the volume's folder on a host; unique, because ids have no dots."""
         return f"{self.namespace}.{self.name}.{self.uid}"
 
 

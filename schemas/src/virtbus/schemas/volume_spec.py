@@ -14,7 +14,7 @@ from virtbus.schemas.quantity import Bytes
 
 
 def check_plain_ref(ref: str) -> str:
-    """Return a reference without a query; raise ValueError if it has one.
+    """Return a reference without a query; raise ValueError for a query.
 
     A query may be a signature, which is a secret, and a volume cannot keep a secret.
     """
@@ -32,7 +32,7 @@ class Retention(StrEnum):
 
     RETAIN = "Retain"
     DELETE = "Delete"
-    """The volume is deleted, unless it is protected. Only for volumes that a VM's spec makes."""
+    """The volume is deleted if it is not protected. Only for volumes that a VM's spec makes."""
 
 
 class Access(StrEnum):
@@ -50,10 +50,10 @@ SHARED_MAX = 16
 class VolumeSource(StrictModel):
     """The first content of a volume. Without a source, the volume begins empty.
 
-    The disk is an overlay on the `image`; with `full` it is a copy, which does not need the image
-    later. A `volume` of the same namespace, or the `disk` of a `vm` or of a `snapshot` (default:
-    the first disk), is always copied. The `disk` of a `backup` in a directory of the node is always
-    copied, too.
+    The disk is an overlay on the `image`. With `full`, the disk is a copy that does not need the
+    image later. Other sources are always copied: a `volume` of the same namespace, or the `disk` of
+    a `vm` or a `snapshot` (default: the first disk), or the `disk` of a `backup` in a directory of
+    the node.
     """
 
     image: PlainRef | None = None
@@ -92,7 +92,7 @@ class VolumeSource(StrictModel):
 class VolumeSpec(StrictModel):
     """The specification of a volume. `size` may grow later, and never shrinks.
 
-    A `size` of 0 means the size of the source. It is allowed only if the source is copied.
+    A `size` of 0 means the size of the source, and is allowed only if the source is copied.
     """
 
     size: Bytes = Field(le=DISK_MAX)
@@ -107,7 +107,6 @@ class VolumeSpec(StrictModel):
 
     @property
     def is_shared(self) -> bool:
-        """Return True if several VMs may hold the volume."""
         return self.access is Access.SHARED
 
     @model_validator(mode="after")

@@ -15,6 +15,6 @@ class I6300esb(StrictModel):
 
 
 class Watchdog(StrictModel):
-    """A watchdog. It starts to count when the guest opens it (Linux: /dev/watchdog, i6300esb)."""
+    """A watchdog, which counts once the guest has opened it (Linux: /dev/watchdog, i6300esb)."""
 
     i6300esb: I6300esb = I6300esb()

@@ -1,7 +1,7 @@
 """Decodes and encodes msgpack and JSON, with limits on untrusted bytes (MSG-01 to MSG-04).
 
-The services decode all received bytes by `decode`. It keeps no state between messages, and it
-raises only VirtbusError.
+The services decode all received bytes by `decode`, which keeps no state between messages and raises
+only VirtbusError.
 """
 
 import difflib
@@ -29,7 +29,7 @@ MAX_NODES = 20_000
 CLIENT_VALUES = 8192
 """Maximum number of values in a client's request.
 
-A request of 256 volumes with their disks has fewer, and so has one of 25 volumes of 256 files each.
+A request of 256 volumes with disks has fewer, and so has a request of 25 volumes of 256 files each.
 """
 MANY_PROBLEMS = 1000
 """Up to this many problems of a value are collected in full, to show MAX_DETAILS of them."""
@@ -70,7 +70,7 @@ class _Budget:
 
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """Return a map; raise _PairsError for a key that is duplicate or no text."""
+    """Return a map; raise _PairsError for a duplicate key, or a key that is no text."""
     result = dict(pairs)
     try:
         keys = "".join(result)
@@ -167,8 +167,8 @@ def decode(
     """Return the value of a msgpack or JSON body.
 
     Raises:
-        VirtbusError: 413: the body is larger than `most_bytes`. 400: it is malformed, or has more
-            than `most_values` values.
+        VirtbusError: 413 if the body is larger than `most_bytes`; 400 if it is malformed, or has
+            more than `most_values` values.
     """
     if len(body) > most_bytes:
         raise VirtbusError(
@@ -242,8 +242,8 @@ def _first_problems(
 ) -> tuple[Detail, ...]:
     """Return the first of thousands of problems, and a detail that counts the others.
 
-    pydantic returns all errors or none, and 20,000 take 10 MiB. So only a part of the value is
-    validated again.
+    pydantic returns all errors or none, and 20,000 errors take 10 MiB. So only a part of the value
+    is validated again.
     """
     left = iter(range(MANY_PROBLEMS))
     try:
@@ -284,7 +284,7 @@ def valid_uid(text: str) -> str:
 def problems(
     error: ValidationError, prefix: str = "", *, model: type[BaseModel] | None = None
 ) -> tuple[Detail, ...]:
-    """Return pydantic's errors as details. The input is not repeated because it may be a secret.
+    """Return pydantic's errors as details. The input may be a secret, so it is omitted.
 
     With `model`, the first MAX_HINTS unknown fields get the most similar known name as a hint. If
     there are more than MAX_DETAILS errors, the last detail counts the omitted ones.
@@ -385,7 +385,7 @@ def canonical(value: BaseModel) -> bytes:
 
 
 def _hashed(value: Any) -> Any:
-    kind = type(value)  # plain data has no subclasses; most fields are neither map nor list
+    kind = type(value)  # exact types suffice: plain data has no subclasses
     if kind is dict:
         return {
             key: _hashed(field) if type(field) in _NESTED else field

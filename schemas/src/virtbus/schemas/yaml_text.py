@@ -95,7 +95,7 @@ class _Loader(yaml.SafeLoader):
             raise _over(message, event)
 
     def fetch_flow_collection_start(self, token: Any) -> None:
-        """Raise if too many brackets are open: each one slows the scanner down for every token."""
+        """Raise if too many brackets are open: each slows the scanner for every token."""
         if self.flow_level > MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH}"
             mark: Any = self.get_mark()

@@ -105,7 +105,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     place_in_cluster = _cluster(cluster, routes, port)
     if not simulate and not no_node:
         preflight.preflight(place, force=force)
-    from virtbus.cli.up.bus_keeper import Wanted, bus  # imports the bus
+    from virtbus.cli.up.bus_keeper import Wanted, bus  # slow import
 
     wanted = Wanted(port, listen, more, place_in_cluster)
     preflight.run(place, lambda terminal: bus(place, wanted, terminal))
@@ -132,6 +132,6 @@ def _cluster(listen: str | None, routes: str | None, port: int) -> "ClusterMembe
             "virtbus up --listen 10.0.0.1 --cluster 10.0.0.1:6222"
             " --routes 10.0.0.1:6222,10.0.0.2:6222,10.0.0.3:6222",
         )
-    from virtbus.bus.provisioning.cluster import ClusterMember  # imports the bus
+    from virtbus.bus.provisioning.cluster import ClusterMember  # slow import
 
     return ClusterMember(listen, members)

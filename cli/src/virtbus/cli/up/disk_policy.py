@@ -1,6 +1,6 @@
-"""Decides how much disk space the bus needs, and the action if there is less.
+"""Decides how much free disk space the bus needs, and the action when less is free.
 
-All sizes are in bytes. The limits are lower on a small disk, which may be for the bus alone.
+All sizes are in bytes. A small disk may be for the bus alone, so its limits are lower.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,8 @@ class Room:
     def reserve_bytes(self) -> int:
         """Return the size of the reserve file, which is deleted when the disk is full.
 
-        The space of the reserve lets the server restart and store deletes of VMs. On a single host,
-        guests' disks are on the same disk as the bus. Without the reserve, the bus could not store
-        the deletes of VMs that would free space.
+        On a single host, the bus and the guests' disks share one disk. When that disk is full, the
+        reserve's space lets the server restart and store deletes of VMs, which free more space.
         """
         return min(64 * _MIB, self.total_bytes // 20)
 
@@ -37,7 +36,7 @@ class Room:
 
     @property
     def needed_bytes(self) -> int:
-        """Return the free space that a server needs at its start; with less it would stall."""
+        """Return the free space below which a starting server would stall."""
         return min(16 * _MIB, self.total_bytes // 40)
 
     @property
@@ -57,8 +56,8 @@ class DiskAction(StrEnum):
 def step(room: Room, *, stalled: bool) -> DiskAction:
     """Return the next action.
 
-    If the server is stalled, restart it if there is space for it, otherwise delete the reserve.
-    Create the reserve again when the server works and there is enough space.
+    A stalled server restarts if there is enough space; if not, the reserve is deleted first.
+    The reserve is created again when the server works and there is enough space.
     """
     if stalled:
         if room.free_bytes >= room.needed_bytes:

@@ -10,7 +10,7 @@ from virtbus.cli.failures import CliError, Exit
 
 
 def make(*directories: Path) -> None:
-    """Create the directories if they do not exist, and check that they are writable.
+    """Create the missing directories, and check that all are writable.
 
     Raises:
         CliError: a directory cannot be created or written.
@@ -35,7 +35,7 @@ def _not_ours(directory: Path, why: str) -> CliError:
 
 @contextmanager
 def only_one(state_dir: Path) -> Iterator[None]:
-    """Lock the directory while the context is open; the kernel unlocks it if the process ends.
+    """Lock the directory while the context is open; the lock also ends with the process.
 
     Raises:
         CliError: another `virtbus up` has the lock; the message names its process.

@@ -86,7 +86,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter for each option
     )
     file = Path(creds).absolute()
     place = Place(state, run, name or "", simulate, log_level, NODE_ONLY, nats or "", file)
-    from virtbus.cli.up.remote_bus import remote_bus, settle  # imports the bus
+    from virtbus.cli.up.remote_bus import remote_bus, settle  # slow import
 
     place = settle(place)
     preflight.check_name(place.node, "--name")

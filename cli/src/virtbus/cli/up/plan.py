@@ -15,8 +15,8 @@ DEFAULT_STATE_DIR, DEFAULT_RUN_DIR = Path("/var/lib/virtbus"), Path("/run/virtbu
 STEADY_S = 60.0
 """A service that ran for longer than this restarts with the shortest delay."""
 _REST_FIRST_S, _REST_MOST_S = 1.0, 30.0
-# Services must not inherit these variables. A person sets them for commands, and systemd sets
-# NOTIFY_SOCKET for `up` itself.
+# Services must not inherit these variables. Users set the first three for CLI commands, and systemd
+# sets NOTIFY_SOCKET for `up` itself.
 OURS_ALONE = ("VIRTBUS_SERVER", "VIRTBUS_CREDS", "VIRTBUS_NAMESPACE", "NOTIFY_SOCKET")
 
 
@@ -37,7 +37,7 @@ class Place:
 
     @property
     def services(self) -> tuple[str, ...]:
-        """Return the services in the order of their start; they stop in reverse."""
+        """Return the services in the order of their start; the stop is in reverse order."""
         node = SIMULATED_SERVICES if self.simulate else REAL_SERVICES
         return {ALL: (CONTROLLER, *node), BUS_ONLY: (CONTROLLER,), NODE_ONLY: node}[self.runs]
 
@@ -45,14 +45,13 @@ class Place:
     def folders(self) -> tuple[Path, ...]:
         """Return the folders that must exist before a service starts.
 
-        In image-names, virtbus-cri leaves files for imaged. On hosts with systemd,
-        deploy/systemd/tmpfiles.conf makes image-names.
+        virtbus-cri writes files for imaged into image-names. On hosts with systemd,
+        deploy/systemd/tmpfiles.conf creates that folder.
         """
         names = (self.run_dir / "image-names",) if "imaged" in self.services else ()
         return (self.state_dir, self.run_dir, *names)
 
     def creds(self, service: str) -> Path:
-        """Return the path of a service's credentials file."""
         if self.node_creds is not None:
             return self.node_creds
         agent = f"node-{self.node}"
@@ -65,10 +64,10 @@ class Place:
 
     @property
     def wrapper_dir(self) -> Path | None:
-        """Return the folder for a vmwrapper of this `up`; None means the default folder.
+        """Return the folder of this `up`'s own vmwrapper; None means the default folder.
 
-        A vmwrapper contains the path of its netd's socket, so each `up` on a host needs its own
-        vmwrapper.
+        Each `up` on a host needs its own vmwrapper, because a vmwrapper contains the path of its
+        netd's socket.
         """
         return None if self.state_dir == DEFAULT_STATE_DIR else self.state_dir / "libexec"
 
@@ -83,7 +82,7 @@ def choose(
 ) -> tuple[Path, Path]:
     """Return state and run directory: from flags, --data, the environment, or the default.
 
-    A simulation has default directories of its own, apart from a real node's.
+    The default directories of a simulation differ from those of a real node.
     """
     if data and (state_dir or run_dir):
         raise usage("--data names both directories; give it, or --state-dir and --run-dir")

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 def node_name(state: Path) -> str:
     """Return this host's node id: from the environment, the state folder, or the hostname."""
-    from virtbus.bus.runtime.settings import node_id  # imports pydantic
+    from virtbus.bus.runtime.settings import node_id  # slow import: pydantic
 
     return os.environ.get("VIRTBUS_NODE") or node_id(state)
 
 
 def check_name(node: str, option: str = "--node") -> None:
-    """Check a node id. For the error message, `option` names the option that gave the id.
+    """Check a node id; the error message names `option`, the option that gave the id.
 
     Raises:
         CliError: the id is invalid.
     """
-    from virtbus.schemas.ids import check_id  # imports pydantic
+    from virtbus.schemas.ids import check_id  # slow import: pydantic
 
     try:
         check_id(node)
@@ -63,7 +63,7 @@ def preflight(place: Place, *, force: bool) -> None:
 
 def run(place: Place, bus: "Callable[[Terminal], AbstractAsyncContextManager[Keeper]]") -> None:
     """Run `up` on this bus until SIGINT or SIGTERM arrives."""
-    # imported here, because they would slow down --help and errors
+    # slow imports, which would delay --help and errors
     from virtbus.bus.runtime.logs import setup
     from virtbus.cli.up.run import up
     from virtbus.cli.up.terminal import Terminal

@@ -1,4 +1,4 @@
-"""Receives a service's READY=1 (sd_notify(3)) over a socket of its own."""
+"""Receives the READY=1 of one service (sd_notify(3)) over that service's own socket."""
 
 import asyncio
 import secrets
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 class ReadySocket:
     """An abstract unix datagram socket for one service's notifications.
 
-    It needs no file, so the limit on the length of a socket's path does not matter.
+    An abstract address is no path, so the limit of 108 bytes on a socket's path does not matter.
     """
 
     def __init__(self, name: str) -> None:
@@ -22,7 +22,6 @@ class ReadySocket:
         return self._ready.is_set()
 
     async def wait(self) -> None:
-        """Return once the service is ready."""
         await self._ready.wait()
 
     def forget(self) -> None:
@@ -31,7 +30,6 @@ class ReadySocket:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Receive notifications while the context is open."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
             sock.bind("\0" + self.address[1:])

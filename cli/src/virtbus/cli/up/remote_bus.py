@@ -64,7 +64,7 @@ async def remote_bus(place: Place) -> AsyncIterator[RemoteBus]:
 
 
 def settle(place: Place) -> Place:
-    """Return `place` with the node id of its credentials file, and with that file's URL by default.
+    """Return `place` with the node id, and by default the URL, from its credentials file.
 
     Raises:
         CliError: the file cannot be read or is not this node's, or there is no valid URL.

@@ -46,7 +46,8 @@ async def up(
     """Run the bus and the services until SIGINT or SIGTERM.
 
     Raises:
-        CliError: another `up` uses the state directory, another version wrote it, or the bus fails.
+        CliError: another `up` uses the state directory, its content is of another version, or the
+            bus fails.
     """
     make(*place.folders)
     try:
@@ -103,7 +104,6 @@ async def _serve(
 
 
 async def _announce(place: Place, children: list[Child], terminal: Terminal) -> None:
-    """Print the banner as soon as every service is ready."""
     try:
         async with asyncio.timeout(READY_S):
             for child in children:

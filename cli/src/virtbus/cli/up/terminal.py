@@ -33,7 +33,6 @@ class Terminal:
         self._whole_traces = level == "DEBUG"
 
     def say(self, text: str, level: str = "INFO") -> None:
-        """Print a line of `up` itself."""
         if _LEVELS.index(level) >= self._least:
             self._line(_now(), "up", level, text, "")
 
@@ -51,7 +50,7 @@ class Terminal:
             self._line(at, service, "ERROR", f"  {trace}", "")
 
     def _traces(self, text: str) -> list[str]:
-        """Return a traceback's lines: all at DEBUG, otherwise the last line that names an error."""
+        """Return the traceback's last line that names an error; all its lines at DEBUG."""
         lines = text.splitlines()
         if self._whole_traces:
             return lines
@@ -59,7 +58,6 @@ class Terminal:
         return named[-1:] or lines[-1:]
 
     def plain(self, text: str) -> None:
-        """Print text unchanged."""
         self._stream.write(f"{text}\n")
         self._stream.flush()
 

@@ -75,8 +75,8 @@ def command(
     if tail_bytes is None:
         tail_bytes = _TAIL_BYTES if typed else 0
     try:
-        # Raw mode comes before the first output: people type from then on, and Ctrl-C must reach
-        # the guest.
+        # Enter raw mode before the first output: people type as soon as they see output, and
+        # Ctrl-C must reach the guest.
         with _raw(source, typed=typed):
             if typed:
                 name_shown = output.safe(vm.get("name"))

@@ -1,4 +1,4 @@
-"""Describes the NICs of a new VM that is made like another VM."""
+"""Copies the NICs of a VM for a new VM."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -243,7 +243,7 @@ class _Create:
         )
         for one in answer.get("warnings") or ():
             self._invocation.note(f"warning: {one.get('path')}: {one.get('message')}")
-        # The VM may have existed already; the answer has its uid.
+        # If the VM existed already, the answer has that VM's uid.
         self._uid = str((answer.get("vm") or {}).get("uid") or self._uid)
         return answer
 
@@ -258,7 +258,7 @@ class _Create:
 
     def _verdict(self, view: Mapping[str, Any] | None) -> bool:
         if view is None:
-            # A list may lack a new VM if the controller has not read its record yet.
+            # The controller may not have read the new VM's record yet.
             if self._waiting.was_seen:
                 raise CliError(
                     Exit.REFUSED, "deleted", f"{self._wanted['name']} was deleted meanwhile"

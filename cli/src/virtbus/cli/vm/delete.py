@@ -80,7 +80,6 @@ class _Deletion:
         self._namespace = namespace
 
     def send(self, name: str) -> _Result:
-        """Send one delete; return the VM's view once it is accepted, or the error."""
         query = ref(name, self._namespace)
         try:
             return self._invocation.call("vm", "delete", {**query, **self._more})

@@ -36,7 +36,6 @@ class ForwardTarget(NamedTuple):
     owner: str
 
     def port(self, port: int, protocol: str = "tcp") -> PortOpen:
-        """Return the request that opens a port of the guest."""
         values = {"uid": self.uid, "port": port, "protocol": protocol, "owner": self.owner}
         return PortOpen.model_validate(values)
 
@@ -45,7 +44,7 @@ class ForwardTarget(NamedTuple):
 async def reaching(
     settings: BusSettings, subject: str, uid: str, owner: str
 ) -> AsyncIterator[ForwardTarget]:
-    """Connect to the bus while the context is open; raises as `connected`."""
+    """Connect to the bus while the context is open; raises the errors of `connected`."""
     async with connected(settings) as bus:
         yield ForwardTarget(bus, subject, uid, owner)
 
@@ -85,8 +84,6 @@ async def listen_unix(
 def _accepting(
     target: ForwardTarget, tasks: Background, want: StreamOpen, say: Say
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
-    """Return a callback that gives each connection a stream."""
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with opening(target.bus, target.subject, want) as stream:
@@ -205,7 +202,7 @@ async def stdio(target: ForwardTarget, port: int) -> str:
 async def _stdin() -> Callable[[int], Awaitable[bytes]]:
     """Return a function that reads from standard input, at most the given number of bytes."""
     descriptor = sys.stdin.fileno()
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):  # asyncio refuses it
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):  # asyncio refuses regular files
         return lambda most: asyncio.to_thread(os.read, descriptor, most)
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()

@@ -28,7 +28,7 @@ def command(invocation: Invocation, *, name: str, counters: bool, namespace: str
     """Show the VM NAME (or uid): state, addresses, conditions and their reasons."""
     view = fetch(invocation, name, namespace)
     if counters:
-        from virtbus.cli.vm.serial import node_subject  # most calls do not need it
+        from virtbus.cli.vm.serial import node_subject  # rarely needed
 
         subject = node_subject(view, "counters")
         answer = invocation.session.request(subject, {"uid": view.get("uid")}, timeout_s=_ANSWER_S)
@@ -37,5 +37,5 @@ def command(invocation: Invocation, *, name: str, counters: bool, namespace: str
 
 
 def fetch(invocation: Invocation, name: str, namespace: str) -> dict[str, object]:
-    """Return a VM (a `VmView` as a map); raise CliError with exit code 3 if it does not exist."""
+    """Return a VM (a `VmView` as a map); raise CliError with exit code 3 for a missing VM."""
     return invocation.call("vm", "get", ref(name, namespace))

@@ -14,7 +14,7 @@ from virtbus.cli.vm.serial import node_subject
 from virtbus.cli.vm.target import name_argument, namespace_option
 
 _ANSWER_S = 5.0
-"""Time that a request may take beyond --timeout, for which the node waits for the guest."""
+"""Time for the answer beyond --timeout, which limits the node's wait for the guest."""
 _SHOWN = ("os", "users", "filesystems", "interfaces")
 Info = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from virtbus.cli.vm.target import is_uid, ref
 
 PAGE = 200
 _OF_VMS = ("vm.", "domain.", "guest.")
-"""Kinds of events of VMs only. Volumes and other objects with events have names, too."""
+"""Prefixes of the kinds of VM events. Events of volumes and other objects also have a name."""
 
 
 def stored(
@@ -36,7 +36,7 @@ def uid_of(invocation: Invocation, name: str, namespace: str) -> str:
     """Return the uid of a VM, or of a deleted VM whose events are still stored (72 h).
 
     Raises:
-        CliError: exit code 3: neither a VM nor an event has that name.
+        CliError: neither a VM nor an event has that name (exit code 3).
     """
     if is_uid(name):
         return name.lower()

@@ -97,7 +97,7 @@ class _Lines(WatchObserver):
         self._listed: set[str] | None = None
         self._headed = False
         self.ended: list[Mapping[str, Any]] = []
-        """The last views of the VMs that are gone from the watch, until `_follow` shows them."""
+        """The last views of the VMs that left the watch, until `_follow` prints them."""
 
     def vm(self, view: Mapping[str, Any]) -> None:
         uid = str(view.get("uid"))
@@ -126,7 +126,6 @@ class _Lines(WatchObserver):
             self._listed = None
 
     def say(self, view: Mapping[str, Any]) -> None:
-        """Print a VM's line: of the table, or its JSON or YAML."""
         if self._style != "table":
             output.write(output.document(view, self._style))
         else:

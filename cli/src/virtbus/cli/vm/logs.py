@@ -57,17 +57,16 @@ def command(
 
 
 class Visible:
-    """Shows control characters in a stream of UTF-8 as text: a backslash, `x` and two hex digits.
+    """Escapes control characters in a stream of UTF-8: a backslash, `x` and two hex digits.
 
-    Line feeds and tabs stay; carriage returns are removed. Bytes that are not UTF-8 are shown in
-    the same way, because a terminal may take some of them for control characters (C1).
+    Line feeds and tabs stay; carriage returns are removed. Invalid UTF-8 is escaped in the same
+    way, because a terminal may take some of its bytes for control characters (C1).
     """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     def text(self, data: bytes) -> bytes:
-        """Return the next bytes of the stream for a terminal."""
         shown = self._decoder.decode(data).replace("\r", "")
         return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", shown).encode()
 

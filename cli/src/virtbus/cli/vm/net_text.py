@@ -11,7 +11,7 @@ BUILT_IN, ROUTED, ISOLATED = "bridge", "routed", "isolated"
 MASQUERADE, PASST = "masquerade", "passt"
 """Bindings (`InterfaceStatus.binding`)."""
 HOST_BRIDGE, MACVTAP, OVERLAY = "host-bridge", "macvtap", "overlay"
-"""These, BUILT_IN, ROUTED and ISOLATED are kinds of an interface's path (`NicPath.kind`)."""
+"""Kinds of an interface's path (`NicPath.kind`), as are BUILT_IN, ROUTED and ISOLATED."""
 
 
 def explained(view: Map) -> str:
@@ -132,7 +132,7 @@ def _passt(nic: Map, link: object) -> Iterator[str]:
 
 
 def _groups(view: Map, nic: Map) -> Iterator[str]:
-    """Yield the step of the rules that isolate the interface: of groups, or of its network."""
+    """Yield the step of the rules that isolate the interface: of its groups or its network."""
     isolated = nic.get("isolated") or ()
     if isolated:
         groups = ", ".join(map(str, view.get("groups") or ()))
@@ -158,7 +158,7 @@ def _segment(nic: Map, link: object, tap: object) -> Iterator[str]:
 
 
 def _given(nic: Map, tap: object) -> str:
-    """Return the sentence that says who gives the guest its addresses."""
+    """Return the sentence about the source of the guest's addresses."""
     if nic.get("leased"):
         return f"The DHCP server of the segment gives the address. netd reads it on {tap}."
     return f"netd answers DHCP on {tap}, and no such request goes further."
@@ -167,7 +167,7 @@ def _given(nic: Map, tap: object) -> str:
 def _versions(addresses: Any) -> str:
     """Return the protocols that the tap's rules pass.
 
-    A guest that has no address yet may request one by IPv4.
+    A guest without an address may use IPv4, to request an address.
     """
     six = [":" in str(one) for one in addresses]
     if six and all(six):
@@ -202,7 +202,6 @@ def _outside(view: Map, nic: Map, status: Map) -> Iterator[str]:
 
 
 def _ports(status: Map) -> Iterator[str]:
-    """Yield the sentence about the ports of the host that lead to the guest."""
     if published := status.get("published"):
         yield f"From outside, these ports of the host lead to the guest: {', '.join(published)}."
     else:

@@ -131,7 +131,7 @@ def _spec(view: dict[str, Any]) -> dict[str, Any]:
 
 
 def _free_name(network: str, taken: list[str]) -> str:
-    """Return the network's name, with a number if an interface has that name."""
+    """Return the network's name, with a number appended if an interface has that name already."""
     names = itertools.chain([network], (f"{network}-{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)
 

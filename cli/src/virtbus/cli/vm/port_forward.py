@@ -85,7 +85,7 @@ def command(
 
 
 async def _stdio(invocation: Invocation, subject: str, uid: str, port: int) -> None:
-    from virtbus.cli.vm import forwarding  # imported here, because it loads slowly
+    from virtbus.cli.vm import forwarding  # slow import
 
     async with forwarding.reaching(invocation.client(), subject, uid, owner()) as target:
         await forwarding.stdio(target, port)

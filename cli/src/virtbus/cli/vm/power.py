@@ -63,8 +63,8 @@ def switch(
 ) -> None:
     """Request `vm.<action>` and print the VM.
 
-    With `timeout_s`, first wait until the VM's state is one of `goals`. With `goals` None, wait for
-    Running, or for Paused if the VM is to start paused.
+    With `timeout_s`, first wait until the VM's state is one of `goals`. `goals` None means
+    Running, or Paused if the VM starts paused.
     """
     view: Mapping[str, Any] = invocation.call("vm", action, query)
     if timeout_s is not None:
@@ -91,7 +91,7 @@ def _reached(
     generation = int(view.get("generation") or 0)
 
     def reached(seen: Mapping[str, Any]) -> bool:
-        # until the node has seen this request, the state is the one before the request
+        # The state is the old one until the node has seen this request.
         if int(seen.get("observed_generation") or 0) < generation:
             return False
         # A guest that failed can never be paused, so its failure ends the wait. For other actions,

@@ -16,7 +16,7 @@ _KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
 def from_file(name: str, has: str = "name, image", command: str = "vm create") -> dict[str, Any]:
     """Return the map in a YAML or JSON file; `-` is standard input.
 
-    For the error message, `has` names some of the map's keys, and `command` names the command.
+    The error message names `command`, and `has`: some of the map's keys.
 
     Raises:
         CliError: the file cannot be read or is malformed; the message names the line.
@@ -29,7 +29,7 @@ def from_file(name: str, has: str = "name, image", command: str = "vm create") -
         except ValueError as error:
             raise usage(f"{shown} is no JSON: {error}") from None
     else:
-        from virtbus.schemas.yaml_text import YamlError, read_yaml  # takes 20 ms
+        from virtbus.schemas.yaml_text import YamlError, read_yaml  # this import takes 20 ms
 
         try:
             value = read_yaml(text, max_values=MAX_VALUES)
@@ -42,7 +42,7 @@ def from_file(name: str, has: str = "name, image", command: str = "vm create") -
 
 
 def read_text(name: str, option: str) -> str:
-    """Return the text of a file; `-` is standard input. Raise CliError if it cannot be read."""
+    """Return the text of a file (`-`: standard input); raise CliError if that fails."""
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
@@ -100,8 +100,8 @@ def published(values: Sequence[str]) -> list[dict[str, Any]]:
 def with_nic(wanted: dict[str, Any], **lists: Sequence[Any]) -> None:
     """Add published ports or addresses to the first interface of a `VmCreate` map.
 
-    The map may have no interface yet. An interface needs an entry in the spec's `networks`, so the
-    shorthand `network` becomes such an entry. Empty lists change nothing.
+    If the map has no interface, an interface is added. An interface needs an entry in the spec's
+    `networks`, so the shorthand `network` becomes such an entry. Empty lists change nothing.
     """
     if not any(lists.values()):
         return
@@ -145,7 +145,7 @@ def with_volumes(spec: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> di
     """Return a spec with a disk for each --volume and --new-volume; empty if neither is given.
 
     Raises:
-        CliError: a text has another form, or --delete-volumes or --access lacks --new-volume.
+        CliError: a text is malformed, or --delete-volumes or --access lacks --new-volume.
     """
     for name in ("delete_volumes", "access"):
         if flags[name] and not flags["new_volumes"]:
@@ -169,7 +169,7 @@ def _held(value: str) -> dict[str, Any]:
 
 
 def _made(value: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the disk of `VOLUME=SIZE[:IMAGE]`. The create of the VM makes this volume."""
+    """Return the disk of `VOLUME=SIZE[:IMAGE]`; the volume is created with the VM."""
     name, _, rest = value.partition("=")
     size, colon, image = rest.partition(":")
     if not name or not size or (colon and not image):
@@ -179,7 +179,7 @@ def _made(value: str, more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the given flags, which replace its values; labels are merged."""
+    """Return `base` with its values replaced by the flags that are given; labels are merged."""
     given = {name: value for name, value in flags.items() if value not in (None, {}, [])}
     merged = {**base, **given}
     if "labels" in given and isinstance(base.get("labels"), Mapping):

@@ -1,4 +1,4 @@
-"""Opens streams of a node: console, log, picture, export (ADR 0023), by the CLI's NATS client.
+"""Opens streams of a node (console, log, picture, export; ADR 0023) over the CLI's NATS client.
 
 `virtbus.bus.client.streams` implements the same protocol for programs with an event loop.
 """
@@ -26,10 +26,10 @@ _PUMP_S = 0.5
 
 
 class SerialStream:
-    """A stream of one VM or export. `write` gets its bytes, `note` gets its remarks for people.
+    """A stream of one VM or export. `write` gets its bytes, `note` gets remarks for the user.
 
-    While `write` blocks, the agent sends at most WINDOW_BYTES. `closed` is empty while the stream
-    is open. After the stream's end, `closed` is the reason.
+    While `write` blocks, the agent sends at most WINDOW_BYTES. `closed` is the reason of the
+    stream's end, and empty before it.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class SerialStream:
             self._session.pump(left_s)
 
     def pump(self, also: int | None = None) -> None:
-        """Process messages for a moment, or until the file descriptor `also` is readable.
+        """Process messages for `_PUMP_S`, or until the file descriptor `also` is readable.
 
-        It also sends keep-alives, without which the agent closes the stream.
+        Also send keep-alives: without keep-alives the agent closes the stream.
         """
         self._session.pump(_PUMP_S, also)
         now_s = time.monotonic()
@@ -105,7 +105,6 @@ class SerialStream:
         return self.closed
 
     def leave(self) -> None:
-        """Close the stream."""
         if self.input_subject and not self.closed:
             self._say({"closed": "detached"})
 

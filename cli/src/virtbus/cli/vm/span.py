@@ -1,4 +1,4 @@
-"""Reports the command's own trace span, without OpenTelemetry, which takes 100 ms to import."""
+"""Reports the command's trace span without OpenTelemetry, whose import takes 100 ms."""
 
 import os
 import time
@@ -14,7 +14,7 @@ SUBJECT = "virtbus.report.client.span"
 
 
 class RootSpan:
-    """The root span of a trace. With `headers`, a request's spans become children of this span."""
+    """The root span of a trace. The spans of requests with `headers` become its children."""
 
     def __init__(self, name: str) -> None:
         self.trace_id = os.urandom(16).hex()

@@ -9,7 +9,7 @@ _BAR_CELLS = 32
 _NS_PER_MS = 1_000_000
 _SETTLE_NS = 1_000_000_000
 _CREATES = frozenset({"vm create", "virtbus create vm"})
-"""The spans of a create: that of the command, and that of the controller."""
+"""Names of the span of a create, in the command and in the controller."""
 
 
 class SpanNode(NamedTuple):
@@ -69,7 +69,7 @@ def of_creation(spans: list[SpanNode]) -> list[SpanNode]:
     starts = [span.start_ns for span in spans if span.name.endswith("start domain")]
     if not starts:
         return spans
-    # a client that did not wait has a span that ends before the start
+    # The span of a client that did not wait ends before the domain's start.
     end_ns = max([min(starts) + _SETTLE_NS, *client])
     return [span for span in spans if span.start_ns <= end_ns]
 

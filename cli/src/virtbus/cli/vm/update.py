@@ -78,7 +78,7 @@ def _with(
     memory: str | None = None,
     protected: bool | None = None,
 ) -> dict[str, Any]:
-    """Return `spec` with the given values. None leaves the value in `spec` as it is."""
+    """Return `spec` with the given values; None keeps the value of `spec`."""
     domain = dict(spec.get("domain") or {})
     if cpus is not None:
         domain["cpu"] = _with_cpus(domain.get("cpu") or {}, cpus)
@@ -89,7 +89,7 @@ def _with(
 
 
 def _with_cpus(cpu: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return `cpu` with `count` vCPUs; keep sockets and threads if their product divides it."""
+    """Return `cpu` with `count` vCPUs; keep sockets and threads if possible."""
     known = [cpu.get("sockets", 1), cpu.get("threads", 1)]
     sockets, threads = (one if isinstance(one, int) and one > 0 else 1 for one in known)
     cores, rest = divmod(count, sockets * threads)

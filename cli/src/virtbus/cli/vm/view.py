@@ -42,7 +42,7 @@ def memory(view: Mapping[str, Any]) -> str:
 
 
 def image(view: Mapping[str, Any]) -> str:
-    """Return the image reference of the first volume that has one; `-` if no volume has one."""
+    """Return the reference of the first image among the volumes; `-` if no volume has an image."""
     for volume in (view.get("spec") or {}).get("volumes") or ():
         if volume.get("image"):
             return str(volume["image"].get("ref", ""))
@@ -95,7 +95,7 @@ def row(view: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def table(views: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table of VMs. It has a column NAMESPACE unless all VMs are in `default`."""
+    """Return a table of VMs, with a column NAMESPACE if any VM is outside `default`."""
     found = list(views)
     if all(view.get("namespace", "default") == "default" for view in found):
         return output.table(HEADER, [row(view) for view in found])
@@ -167,7 +167,6 @@ def _counted(nic: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _published(view: Mapping[str, Any]) -> list[str]:
-    """Return the ports of the VM's host that lead to the guest."""
     interfaces = view.get("interfaces") or ()
     return [str(port) for one in interfaces for port in one.get("published") or ()]
 

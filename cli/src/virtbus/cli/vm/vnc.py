@@ -47,7 +47,7 @@ def command(invocation: Invocation, *, name: str, port: int, address: str, names
 
 
 async def _listen(invocation: Invocation, subject: str, uid: str, local: tuple[str, int]) -> None:
-    from virtbus.bus.runtime.tasks import background  # here, because it loads slowly
+    from virtbus.bus.runtime.tasks import background  # slow import
     from virtbus.cli.vm import forwarding
     from virtbus.schemas.streams import StreamOpen
 

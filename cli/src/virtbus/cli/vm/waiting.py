@@ -1,6 +1,6 @@
 """Waits for a VM, and shows its events and progress as steps.
 
-Events never end the wait. A view of the VM from the API's watch, or the time limit, ends it.
+Only a view of the VM from the API's watch, or the time limit, ends the wait. Events do not.
 """
 
 import time
@@ -22,7 +22,7 @@ _REMIND_AFTER_S = 1.0
 _OFF = {"Pending", "Stopped", "Succeeded", "Failed"}
 
 Verdict = Callable[[Mapping[str, Any] | None], bool]
-"""A function that returns True if a VM's view ends the wait; it may raise CliError.
+"""A function that returns True if a VM's view ends the wait. The function may raise CliError.
 
 The view is None if the VM does not exist or was deleted.
 """
@@ -44,12 +44,12 @@ class WaitProgress(WatchObserver):
         self.was_seen = False
 
     def listen(self) -> None:
-        """Show events and progress as steps. Call it before the request, to miss no step."""
+        """Show events and progress as steps. Call `listen` before the request, to miss no step."""
         self._session.subscribe(f"virtbus.evt.*.{self._uid}.>", self._event)
         self._session.subscribe(f"virtbus.node.*.progress.{self._uid}.*", self._progress)
 
     def stopping(self, view: Mapping[str, Any], grace_s: int | None) -> None:
-        """Set the grace that `until` shows after 1 s if no event `domain.stopping` has come."""
+        """Set the grace that `until` shows after 1 s without an event `domain.stopping`."""
         if views.state(view) in _OFF:
             return
         spec = view.get("spec") or {}
@@ -58,7 +58,7 @@ class WaitProgress(WatchObserver):
 
     @property
     def view(self) -> Mapping[str, Any] | None:
-        """Return the VM's last view; None before the first list and after its delete."""
+        """Return the VM's last view; None before the first list and after the VM's delete."""
         return self._seen.get(self._uid)
 
     def until(self, verdict: Verdict, timeout_s: float) -> bool:

@@ -32,8 +32,8 @@ class ServerAddress(NamedTuple):
 class Access(NamedTuple):
     """The parameters of a connection.
 
-    `source` names the flag, variable or file that gave the login. `address_source` names the flag,
-    variable or file that gave the servers.
+    `source` names the flag, variable or file that gave the login; `address_source` names that of
+    the servers.
     """
 
     servers: tuple[ServerAddress, ...]

@@ -17,7 +17,7 @@ ONE_OF_MANY_S = 0.7
 CONNECT_TIMEOUT_S."""
 SEND_TIMEOUT_S = 10.0
 PAYLOAD_BYTES = 1024 * 1024
-"""The largest message for a server that does not announce its own limit."""
+"""Maximum size of a message if the server announces none."""
 _CHUNK_BYTES = 256 * 1024
 
 
@@ -26,11 +26,11 @@ class LinkError(Exception):
 
 
 class LoginDeniedError(Exception):
-    """The server refused the credentials, or a subject that they do not allow."""
+    """The server refused the credentials, or a subject that the credentials do not allow."""
 
 
 class Connection:
-    """An authenticated connection. Its methods raise LinkError once it has ended."""
+    """An authenticated connection. Its methods raise LinkError after its end."""
 
     def __init__(self, sock: socket.socket, reader: Reader, server: Mapping[str, Any]) -> None:
         self._sock = sock
@@ -83,7 +83,6 @@ class Connection:
         self.send(publication(subject, body, reply, headers or {}, most_bytes))
 
     def send(self, data: bytes) -> None:
-        """Write all of `data`; raise LinkError if that fails."""
         try:
             self._sock.settimeout(SEND_TIMEOUT_S)
             self._sock.sendall(data)
@@ -91,7 +90,7 @@ class Connection:
             raise LinkError(_cause(error)) from error
 
     def messages(self, timeout_s: float, also: int | None = None) -> list[WireMessage]:
-        """Return the received messages. If there are none, wait up to `timeout_s` for some.
+        """Return the received messages. If there are none, wait up to `timeout_s` for a message.
 
         The wait also ends when the file descriptor `also` is readable.
 
@@ -193,7 +192,7 @@ def _options(address: ServerAddress, access: Access, nonce: str) -> dict[str, ob
         "echo": False,
     }
     if access.nkey_seed and not address.user:
-        from virtbus.bus.client import nkeys  # loads slowly
+        from virtbus.bus.client import nkeys  # slow import
 
         try:
             return options | {
@@ -220,7 +219,7 @@ def _greeting(sock: socket.socket, reader: Reader) -> dict[str, Any]:
 
 
 def _encrypted(sock: socket.socket, host: str, ca: str) -> socket.socket:
-    import ssl  # takes 15 ms; only TLS needs it
+    import ssl  # the import takes 15 ms
 
     context = ssl.create_default_context(cadata=ca or None)
     try:

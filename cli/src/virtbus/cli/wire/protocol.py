@@ -44,7 +44,6 @@ class Reader:
         self._complete: deque[WireMessage | Line] = deque()
 
     def feed(self, data: bytes) -> None:
-        """Add received bytes."""
         self._buffer += data
 
     def next_event(self) -> WireMessage | Line | None:
@@ -65,7 +64,7 @@ class Reader:
         self._complete.append(WireMessage(names[0], sid, names[1], body, headers_of(head)))
 
     def _line(self) -> bool:
-        """Queue the next line, which is not a message; return False if it is incomplete."""
+        """Queue the next line, which is not a message; return False for an incomplete line."""
         end = self._buffer.find(b"\r\n")
         if end < 0:
             if len(self._buffer) > MAX_LINE_BYTES:

@@ -1,6 +1,6 @@
 """Sends requests and keeps subscriptions across reconnects.
 
-The error of a request says whether the request may have acted. A session uses one thread: a waiting
+The error of a request says whether the request may have acted. A session has no thread: a waiting
 caller calls `pump`, which passes each message to the callback of its subscription.
 """
 
@@ -26,9 +26,8 @@ RECONNECT_PATIENCE_S = 30.0
 _REPEAT_FIRST_S = 0.1
 _REPEAT_MOST_S = 2.0
 _REPEAT_AFTER_MS = 2000
-"""Longest `after_ms` of an error with retry `later` after which a request is repeated.
-
-An error with a longer `after_ms` is raised, so that a person decides.
+"""Limit of an error's `after_ms` for a repeat. A request is repeated after a refusal with retry
+`later` only if `after_ms` is within this limit. If not, the error is raised, and the user decides.
 """
 MAX_TIMEOUT_MS = 3_600_000
 """The longest `timeout_ms` of an envelope (`schemas.envelope`). The wait itself may be longer."""
@@ -58,14 +57,12 @@ class Session:
 
     @property
     def server(self) -> Mapping[str, Any]:
-        """Return the fields of the NATS server's INFO."""
         return self._connection.server
 
     def close(self) -> None:
         self._connection.close()
 
     def on_reconnect(self, call: Callable[[], None]) -> None:
-        """Run `call` after each reconnect."""
         self._reconnected.append(call)
 
     def subscribe(self, subject: str, receive: Receive) -> None:
@@ -84,7 +81,6 @@ class Session:
         return f"{self._inbox}.{token}"
 
     def forget(self, reply: str) -> None:
-        """Drop further messages to a reply subject."""
         self._answers.pop(reply.rpartition(".")[2], None)
 
     def publish(
@@ -140,8 +136,8 @@ class Session:
         permits a repeat.
 
         Raises:
-            CliError: the request was refused. Or `unavailable`: nothing happened. Or `unknown`: the
-                request was sent and may have acted, but no answer came.
+            CliError: the request was refused; `unavailable`, if it had no effect; `unknown`, if it
+                may have acted and no answer came.
         """
         return _Asking(self, subject, data, timeout_s, dict(headers or {})).answer()
 
@@ -162,7 +158,7 @@ class Session:
         )
 
     def _sent(self, send: Callable[[], T]) -> T:
-        """Return the result of `send`; if the connection is lost, reconnect and call it again."""
+        """Return the result of `send`; if the connection is lost, reconnect and repeat `send`."""
         try:
             return send()
         except LinkError:
@@ -188,7 +184,6 @@ class Session:
             call()
 
     def _connected_again(self) -> Connection:
-        """Return a new connection with all subscriptions."""
         connection = self._connect()
         try:
             self._subscriptions = {
@@ -211,7 +206,7 @@ class Session:
 
 
 class _Asking:
-    """One request, which is repeated until it has an outcome or its time is over."""
+    """One request, which is repeated until it has an outcome or its time limit passes."""
 
     def __init__(
         self, session: Session, subject: str, data: Any, timeout_s: float, headers: dict[str, str]
@@ -258,7 +253,7 @@ class _Asking:
     def _attempt(self) -> WireMessage | None:
         """Send the request once and return its first answer.
 
-        Return None if the connection was lost, or the time was over, before an answer came.
+        Return None if the connection is lost, or the time limit passes, before the answer.
         """
         session = self._session
         left_s = self._deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""Watches VMs by `vm.watch`: renews the watch, and requests it again if replies stop."""
+"""Watches VMs by `vm.watch`: renews the watch, and repeats the request if replies stop."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ RETRY_S = 0.5
 
 
 class WatchObserver:
-    """The callbacks of a watch; override as needed."""
+    """The callbacks of a watch, which do nothing by default."""
 
     def vm(self, view: Mapping[str, Any]) -> None:
         """Handle a VM of the first list, or a changed VM."""
@@ -65,7 +65,7 @@ class WireWatch:
         )
 
     def tick(self) -> None:
-        """Renew the watch, or request it again if it failed or is silent."""
+        """Renew the watch, or request a failed or silent watch again."""
         now = time.monotonic()
         if (self._broken and now - self._asked > RETRY_S) or now - self._heard > SILENCE_S:
             self.start()
@@ -73,7 +73,6 @@ class WireWatch:
             self._renew()
 
     def _renew(self) -> None:
-        """Send a renewal if a reply has named the subject for renewals."""
         if self._renew_subject:
             self._renewed = time.monotonic()
             self._session.publish(self._renew_subject, b"{}")

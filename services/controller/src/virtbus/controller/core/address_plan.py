@@ -30,12 +30,10 @@ class Need(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return the path of the interface in the request."""
         return f"{_NICS}[{self.place}]"
 
     @property
     def static(self) -> ClaimedAddresses:
-        """Return the addresses that the spec names, as claims."""
         mac = self.nic.mac_address or ""
         return ClaimedAddresses(network=self.target.uid, addresses=self.nic.addresses, mac=mac)
 
@@ -49,7 +47,7 @@ def needs(record: VmRecord, kept: Mapping[str, ClaimedAddresses]) -> list[Need]:
     """Return the interfaces whose addresses must be claimed, and that have no claims in `kept`.
 
     Raises:
-        VirtbusError: 409 a former interface of the same name is still being removed.
+        VirtbusError: 409 if a former interface of the same name is still being removed.
     """
     networks = {one.name: one.network for one in record.spec.networks}
     found = []
@@ -80,8 +78,8 @@ def _claims(target: NetworkTarget, nic: Interface) -> bool:
 def kept_claims(before: VmRecord | None) -> dict[str, ClaimedAddresses]:
     """Return the claims that an update keeps.
 
-    A guest may still use the claims of a removed interface. A VM without a node has no guest, so it
-    keeps only the claims of the interfaces in its spec.
+    A guest may still use the addresses of a removed interface, so its claims are kept. A VM without
+    a node has no guest, so it keeps only the claims of the interfaces in its spec.
     """
     if before is None:
         return {}
@@ -94,7 +92,7 @@ def kept_claims(before: VmRecord | None) -> dict[str, ClaimedAddresses]:
 def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
     """Return the record without the claims of interfaces that the VM's guest no longer has.
 
-    Only a status of the record's node and epoch counts, and of its generation or a later one. An
+    Only a status of the record's node and epoch counts, of its generation or a later generation. An
     earlier status may lack an interface that the guest received later.
     """
     wanted = {nic.name for nic in record.spec.domain.devices.interfaces}
@@ -117,7 +115,7 @@ def refuse_static(spec: VmSpec, targets: Targets) -> None:
     """Refuse addresses that the network of their interface does not have.
 
     Raises:
-        VirtbusError: 400 with each field. netd checks the addresses of `default` instead, because
+        VirtbusError: 400 with each field. The addresses of `default` are checked by netd, because
             the subnet of `default` is a setting of the node.
     """
     found = tuple(_static_problems(spec, targets))

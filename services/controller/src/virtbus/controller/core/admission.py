@@ -104,7 +104,7 @@ def _network_data(create: VmCreate, found: list[Detail]) -> list[Detail]:
 
 
 def checked_spec(spec: Plain) -> VmSpec:
-    """Return the complete spec as a model; raise VirtbusError 400 if it is out of bounds.
+    """Return the complete spec as a model; raise VirtbusError 400 for values out of bounds.
 
     Every service reads the stored spec with the same bounds.
     """

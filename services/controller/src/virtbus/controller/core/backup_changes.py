@@ -64,7 +64,7 @@ def serving(want: BackupServe, fields: dict[str, object], id_: str, now_ns: int)
 
 
 def refuse_off(name: str, state: VmState) -> None:
-    """Raise 409 `vm_off` unless the guest runs, because the guest's QEMU serves the disks."""
+    """Raise 409 `vm_off` if the guest does not run, because the guest's QEMU serves the disks."""
     if state not in UP_STATES:
         message = (
             f"{name} is {state}, and only a running guest is read; start it, or use "
@@ -74,7 +74,7 @@ def refuse_off(name: str, state: VmState) -> None:
 
 
 def verifying(view: BackupView, id_: str, owner: str, now_ns: int) -> OperationRecord:
-    """Return the operation that verifies a backup. One backup has one such operation at a time."""
+    """Return the operation that verifies a backup. A backup has at most one at a time."""
     return OperationRecord(
         kind="verify",
         id=id_,

@@ -32,8 +32,8 @@ class BackupSchedules(NamedRecords[BackupScheduleRecord]):
     def alarms(self) -> tuple[str, ...]:
         """Return a sentence for each schedule whose last runs failed or were missed.
 
-        From the sixth schedule on, the schedules are only counted. Nobody expects a backup of a
-        suspended schedule, so it is left out.
+        From the sixth schedule on, the schedules are only counted. Suspended schedules are left
+        out: they make no backups.
         """
         records = [held.record for held in self.listed(None)]
         bad = [one for one in records if why(one) and not one.spec.suspended]
@@ -69,8 +69,8 @@ def changed(
 ) -> BackupScheduleRecord:
     """Return the schedule after an update. A suspended schedule misses no runs.
 
-    The due time of the first backup stays. Another due time moves with the interval, but not into
-    the past.
+    Before the first run, the due time stays. Later the due time moves with the interval, but not
+    into the past.
     """
     names = {"every_s", "keep", "chain", "verify", "suspended"}
     fields = want.model_dump(include=names, exclude_none=True)

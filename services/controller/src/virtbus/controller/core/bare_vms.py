@@ -25,8 +25,7 @@ def completed(bare: VmRecord, wanted: VmRecord) -> VmRecord | None:
     """Return the record of a bare VM with the disks of a second create.
 
     Return None if `bare` is not bare, or if `wanted` differs in a part that the second create must
-    repeat.
-    Neither the network nor the node of the VM changes.
+    repeat. Neither the network nor the node of the VM changes.
     """
     if not is_bare(bare) or _fixed(bare) != _fixed(wanted):
         return None
@@ -36,7 +35,6 @@ def completed(bare: VmRecord, wanted: VmRecord) -> VmRecord | None:
 
 
 def _fixed(record: VmRecord) -> tuple[object, ...]:
-    """Return the parts of a record that the second create repeats."""
     spec = record.spec
     nics = spec.domain.devices.interfaces
     return record.namespace, record.name, record.owner, spec.networks, spec.node_selector, nics

@@ -15,9 +15,9 @@ class BucketList:
         self._missing: dict[str, int] = {}
         """The revisions of cached values that the list has not contained yet, by name."""
         self._older = False
-        """The list has a value of a lower revision than the cache."""
+        """True if the list has a value of a lower revision than the cache."""
         self._all = False
-        """The list also replaces cached values of the same revision.
+        """True if the list also replaces cached values of the same revision.
 
         After a restore, another value may have the same revision.
         """
@@ -32,11 +32,11 @@ class BucketList:
 
     @property
     def incomplete(self) -> bool:
-        """Return True while the list has not contained all cached values."""
+        """Return True while the list still lacks a cached value."""
         return bool(self._missing)
 
     def outdated(self, names: Iterable[str], revision: int) -> list[str]:
-        """Return those of `names` whose cached value the listed value of `revision` replaces."""
+        """Return the `names` whose cached value is replaced by a listed value of `revision`."""
         found = []
         for name in self._missing.keys() & names:
             cached = self._missing.pop(name)

@@ -70,7 +70,7 @@ _COMMIT_STEPS: dict[UidState, CommitStep] = {
 
 
 def standing(last: VmRecord | Tombstone | None, *, purged: bool) -> UidState:
-    """Return a uid's state by its last message, unless that message is unreadable.
+    """Return a uid's state by its last message, if that message is readable.
 
     `last` is the record or tombstone in the message, or None. `purged` is True for a purge marker.
     """
@@ -120,7 +120,7 @@ def address_step(where: UidState) -> NameStep:
     """Return the action for a VM that asks for an address which another uid claims.
 
     `where` is the state of the other uid. The claim stands even if the other uid's record lacks the
-    address: the update that adds the address may not be committed yet.
+    address. The update that adds the address may not be committed yet.
     """
     return _NAME_STEPS[where]
 
@@ -160,8 +160,8 @@ def differences(last: VmRecord, wanted: VmRecord) -> tuple[Detail, ...]:
 def unchanged(holder: VmRecord, wanted: VmRecord) -> bool:
     """Return True if a VM of another uid seems to match the request.
 
-    The result is only a hint: after an update, `spec_hash` does not cover the secrets, and their
-    digests include the uid.
+    The result is only a hint: after an update, `spec_hash` does not cover the secrets, and the
+    digests of secrets include the uid.
     """
     secret = [one.sec_digest is not None for one in (holder, wanted)]
     return holder.spec_hash == wanted.spec_hash and secret[0] == secret[1]
@@ -185,7 +185,7 @@ def name_taken(wanted: VmRecord, holder: VmRecord | Tombstone | None, uid: str) 
 class AddressTakenError(VirtbusError):
     """The error 409: another VM has an address.
 
-    `named` is True if the spec asks for the address. Otherwise the controller chose it.
+    `named` is True if the spec asks for the address, and False if the controller chose it.
     """
 
     def __init__(self, wanted: VmRecord, key: str, uid: str) -> None:

@@ -68,7 +68,7 @@ def _is_empty(seed: CloudInit | None) -> bool:
 
 
 def _kept(seed: CloudInit | None) -> dict[str, object]:
-    """Return the mounts and links of a clone's own seed, as far as it has some."""
+    """Return the non-empty mounts and links of a clone's own seed."""
     return {} if seed is None else {name: own for name in _DISKS if (own := getattr(seed, name))}
 
 

@@ -57,7 +57,7 @@ def between_fields(data: Mapping[str, Any]) -> list[Detail]:
 def _with_root(
     data: Mapping[str, Any], volumes: list[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Return the volumes, then the volume of the shorthand `image`: the indices stay the same."""
+    """Return the volumes, and the volume of the shorthand `image` last: indices stay the same."""
     return [*volumes, {"name": ROOT}] if data.get("image") else volumes
 
 
@@ -207,7 +207,7 @@ def valid_devices(data: Mapping[str, Any]) -> tuple[dict[int, Disk], IoThreads |
 
 
 def valid_nics(data: Mapping[str, Any]) -> dict[int, Interface]:
-    """Return valid interfaces by index. pydantic reports the problems of invalid ones."""
+    """Return valid interfaces by index. pydantic reports the problems of invalid interfaces."""
     devices = _map(_map(_map(data.get("spec")).get("domain")).get("devices"))
     nics = {}
     for index, nic in enumerate(_maps(devices.get("interfaces"))[:NICS_MAX]):
