@@ -269,9 +269,9 @@ def _too_many(gateway: IPv4Address) -> tuple[bytes, ...]:
     return (*to_resolver, nft.exceeds(_DNS_TCP_HZ, _DNS_TCP_HZ), drop)
 
 
-def _named(tap: Tap) -> str:
+def _named(tap: Tap, rules: Rules) -> str:
     """Return a chain name with a hash of the rules and sets, so an outdated chain is not found."""
-    content = b"".join(part for _, expressions in _rules(tap) for part in expressions)
+    content = b"".join(part for _, expressions in rules for part in expressions)
     if tap.reach is not None:
         for one in host_sets(tap.reach):
             content += b"".join(address.packed for address in one.addresses)
@@ -301,10 +301,10 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
     """
     chains, rules = [], []
     for tap in taps:
-        found = [expressions for _, expressions in _rules(tap)]
-        name = _named(tap)
+        own = _rules(tap)
+        name = _named(tap, own)
         chains.append(nft.Chain(name, _INGRESS, 0, policy=nft.NftVerdict.DROP, device=tap.name))
-        rules += [nft.NftRule(name, expressions) for expressions in found]
+        rules += [nft.NftRule(name, expressions) for _, expressions in own]
         if tap.wire:
             chains.append(nft.Chain(tap.wire, _INGRESS, 0, device=tap.wire))
             rules += [nft.NftRule(tap.wire, expressions) for _, expressions in _unheard()]
@@ -317,7 +317,7 @@ def guest_filters(taps: Sequence[Tap], *, replace: bool) -> list[NetlinkCall]:
 
 def list_rules(tap: Tap) -> NetlinkCall:
     """Return the call that lists the rules of `tap`, in order."""
-    return nft_counters.list_rules(nft.Family.NETDEV, TABLE, _named(tap))
+    return nft_counters.list_rules(nft.Family.NETDEV, TABLE, _named(tap, _rules(tap)))
 
 
 def list_wire_rules(tap: Tap) -> NetlinkCall:
@@ -342,4 +342,4 @@ def has_table() -> NetlinkCall:
 
 def has_chain(tap: Tap) -> NetlinkCall:
     """Return the query for the filter of `tap` with its current rules (ENOENT if there is none)."""
-    return nft_tables.get_chain(nft.Family.NETDEV, TABLE, _named(tap))
+    return nft_tables.get_chain(nft.Family.NETDEV, TABLE, _named(tap, _rules(tap)))

@@ -43,6 +43,8 @@ _BR_VLAN_FILTERING, _BR_VLAN_DEFAULT_PVID = 7, 39
 """Numbers of attributes (`linux/if_link.h`)."""
 _U32, _NO_NSID = struct.Struct("=I"), struct.pack("=i", -1)
 _STATS64 = struct.Struct("=8Q")
+_ADDRESS = struct.Struct("=4BI")
+"""`struct ifaddrmsg` (linux/if_addr.h). The last value is the index of the link."""
 _COUNTED = (
     *("rx_packets", "tx_packets", "rx_bytes", "tx_bytes"),
     *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
@@ -351,11 +353,17 @@ def _address(index: int, interface: Interface) -> tuple[list[Attribute], dict[st
     )
 
 
-def list_addresses(netlink: Netlink, family: int = AF_UNSPEC) -> list[KernelAddress]:
-    """Return the namespace's addresses of a family, by default IPv4 and IPv6."""
+def list_addresses(
+    netlink: Netlink, family: int = AF_UNSPEC, *, index: int | None = None
+) -> list[KernelAddress]:
+    """Return the namespace's addresses of a family, by default IPv4 and IPv6.
+
+    With `index`, return only the addresses of this link. Addresses of other links are not decoded.
+    """
     found = [
         ADDRESSES.read(reply)
         for reply in netlink.dump(ADDRESSES.list_all("addresses", family=family))
+        if index is None or _ADDRESS.unpack_from(reply.message, HEADER_BYTES)[-1] == index
     ]
     return [_read_address(each) for each in found if each["family"] in {AF_INET, AF_INET6}]
 

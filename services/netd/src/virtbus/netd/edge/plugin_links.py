@@ -49,9 +49,9 @@ class PluginLinks:
                 link = links.describe(inside, nic.eth)
                 if link is None:
                     return None
-                found = links.list_addresses(inside)
-                own = [each.interface for each in found if each.index == link.index]
+                found = links.list_addresses(inside, index=link.index)
                 at_host = links.namespace_id(inside, host)
+        own = [each.interface for each in found]
         addresses = [one for one in own if isinstance(one, IPv4Interface)]
         addresses6 = [one for one in own if isinstance(one, IPv6Interface)]
         routes6 = _ROUTES6.read_text() if _ROUTES6.exists() else ""
