@@ -34,7 +34,10 @@ from virtbus.schemas.vm import VmRecord
 
 
 class AgentEvents:
-    """Emits the agent's events. No event is dropped as the duplicate of another."""
+    """Emits the agent's events.
+
+    Each event has a unique id, so that no event is dropped as a duplicate.
+    """
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._events = EventRecorder(bus, "nodeagent", node)
@@ -42,7 +45,7 @@ class AgentEvents:
         self._run = bus.sources.time_ns()
 
     def emit(self, kind: EventKind, record: VmRecord, **fields: Any) -> None:
-        """Emit an event about `record`; `fields` are reason, message and took_ms."""
+        """`fields` are reason, message and took_ms."""
         self._count += 1
         self._events.emit(self._events.about(kind, record, **fields), f"{self._run}:{self._count}")
 
@@ -79,4 +82,4 @@ class AgentPorts:
     """The default is for simulated guests."""
     disk_work: DiskWork = field(default_factory=DiskWork)
     servers: AwayServers = field(default_factory=AwayServers)
-    """Keeps the pools whose server does not answer."""
+    """The pools whose server does not answer."""

@@ -25,7 +25,7 @@ def forward_to(port: int, mac: str) -> NetlinkCall:
 
 
 def forget_local(port: int, mac: str) -> NetlinkCall:
-    """Return the call that removes a bridge's entry for `mac` at `port`, even the port's own MAC."""
+    """Return the call that removes the entry of `mac` at `port`, even the port's own MAC."""
     what, mac_ = f"local {mac}", ("NDA_LLADDR", mac)
     fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER}
     return NEIGHBOURS.delete(what, mac_, gone=errno.ENOENT, **fields)
