@@ -145,7 +145,10 @@ class HostBridge:
             host.do([links.delete_link(name)])
 
     def faults(self, *, needed: bool) -> list[str]:
-        """Return a message for each missing part if `needed`, else for each remaining part."""
+        """Return a message for each missing object.
+
+        If not `needed`, return a message for each remaining object instead.
+        """
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             link = self._owned(host)
             table = filters.ask(has_host_table(self.name)) is not None

@@ -173,9 +173,7 @@ def _without_file(
         return replace(source, network=network_disk(ref, pools, vm))
     size_bytes = ref.size_bytes
     if ref.kind is PoolKind.LVM:
-        if (
-            made.virtual_size_bytes < size_bytes
-        ):  # the missing bytes may hold data of another volume
+        if made.virtual_size_bytes < size_bytes:  # the rest may be another volume's data
             raise refused(name, "imaged has not made it as large as its record says")
         size_bytes = ALL_BYTES
     return replace(source, path=device_of(ref, pools), device_bytes=size_bytes)
