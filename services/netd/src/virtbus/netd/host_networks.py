@@ -3,8 +3,7 @@
 The networks are in state files, so a netd that starts while the bus is away serves its guests. The
 service begins once this host's agent has said in a file, or on the bus, that this host holds the
 node. An outdated file is harmless: this host's guests run here even if another host now holds the
-node. The service first recovers the networks of an earlier netd. Then it follows guests' DHCP
-leases from other servers and the addresses closed to guests, and removes leftovers.
+node.
 """
 
 import asyncio
@@ -64,10 +63,7 @@ class HostNetworks:
         return recovering or bool(self.attachments.ready())
 
     def permit(self, ask: Ask) -> None:
-        """Begin, because the bus has proved that this host's agent holds the node.
-
-        `ask` asks the controllers for names.
-        """
+        """Begin, because the bus has proved that this host's agent holds the node."""
         self._ask = ask
         self._permitted.set()
 
@@ -97,7 +93,6 @@ class HostNetworks:
             self._serving.result()
 
     async def _tidy(self) -> None:
-        """After releases, remove leftovers and unused Linux bridges."""
         while True:
             await self.attachments.untidy.wait()
             await asyncio.sleep(self.settings.bridge_linger_s)

@@ -63,11 +63,14 @@ class HotNics:
         A repeated step is safe. `used` has the interfaces of all VMs.
 
         Raises:
-            VirtbusError: 404 `nic_unknown`: netd has no such interface (not for `drop`). 409
-                `tap_busy`: a process has the tap open. 409 `tap_lost`: the tap is gone. 409
-                `mac_in_use`: another interface has the MAC. The error of a failed network, of the
-                kernel, or of a CNI plugin. The errors of `PublishedPorts.claim`. 409 `link_taken`:
-                another VM has a link with the name of the lent tap. 429: no address is free.
+            VirtbusError: 404 `nic_unknown`: netd has no such interface (not for `drop`).
+                409 `tap_busy`: a process has the tap open.
+                409 `tap_lost`: the tap is gone.
+                409 `mac_in_use`: another interface has the MAC.
+                The error of a failed network, of the kernel, or of a CNI plugin.
+                The errors of `PublishedPorts.claim`.
+                409 `link_taken`: another VM has a link with the name of the lent tap.
+                429: no address is free.
         """
         nic = of_name(entry.attachment, want.name) if entry is not None else None
         if entry is None or nic is None:
@@ -105,7 +108,6 @@ class HotNics:
         return _done(attachment, nic, tap)
 
     def _settled(self, attachment: Attachment, nic: Nic, used: UsedNics) -> Nic:
-        """Return the interface as pending, with addresses or a conflist."""
         nic = nic.model_copy(update={"pending": True})
         if nic.cni is not None:
             return nic
@@ -114,7 +116,6 @@ class HotNics:
         return self._doors.attachers.plan(alone, used, own).nics[0]
 
     async def _join(self, attachment: Attachment, nic: Nic, keep: Keep) -> NicDone:
-        """Move the tap that QEMU has open to the VM's network."""
         joined = replaced(attachment, nic.model_copy(update={"pending": False}))
         if nic.pending:
             namespaces = self._doors.namespaces

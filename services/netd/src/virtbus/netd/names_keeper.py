@@ -119,7 +119,6 @@ class NamesKeeper:
 
     # --- the process ----------------------------------------------------------------------
     async def _keep(self, ask: Ask, tasks: Background) -> None:
-        """Serve the process, and restart it whenever it ends."""
         pauses = delays(FIRST_RETRY_S, LAST_RETRY_S)
         while self._served:
             try:

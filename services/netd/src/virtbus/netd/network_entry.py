@@ -28,7 +28,6 @@ class NetworkEntry:
     """Set when the phase is ready or failed."""
 
     def settle(self, phase: NetPhase, error: ErrorBody | None = None) -> None:
-        """Set the final phase, and wake the waiting tasks."""
         self.phase, self.error = phase, error
         self.settled.set()
 
@@ -63,7 +62,6 @@ class NetworkEntry:
         return forced and self.failed_ends >= ENDS_TRIED
 
     def cut_off(self, faults: list[str]) -> NetworkFinding:
-        """Mark the network as failed, because its running guest has lost it. Return the finding."""
         finding = lost(self.attachment, faults)
         self.settle(NetPhase.FAILED, finding.error)
         return finding

@@ -67,7 +67,6 @@ class NetworkStep:
         return Ensured(ready, None)
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> NetReady:
-        """Return the ready event of a failed network."""
         return NetReady(
             uid=record.uid,
             epoch=record.epoch,

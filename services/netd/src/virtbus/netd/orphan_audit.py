@@ -1,7 +1,7 @@
 """Finds orphans and faults of networks on this host, for audits by the agent.
 
 The audit covers only resources with this netd's mark: its bridges, their ports, and namespaces
-whose `lo` has the mark. Another netd on the host has another mark.
+whose `lo` has the mark.
 """
 
 from functools import partial
@@ -45,7 +45,6 @@ class OrphanAudit:
         return found
 
     async def remove(self, uid: str) -> bool:
-        """Remove the orphans of a uid. Return False if none exist."""
         netns = names.netns(uid)
         things = (await self.strays()).get(uid, [])
         if f"netns {netns}" in things:

@@ -34,7 +34,6 @@ class OverlayPeers:
         self._changed = asyncio.Event()
 
     def see(self, entry: Entry) -> None:
-        """Take an entry below the node's id. Other keys are ignored."""
         if not entry.key.endswith(f".{subjects.PEER_KEY}"):
             return
         tunnels = self._attachers.tunnels
@@ -66,7 +65,6 @@ class OverlayPeers:
                 self._changed.set()
 
     async def _write(self) -> bool:
-        """Write the peers of each network. Return False after a failure."""
         networks: dict[str, list[Nic]] = {}
         for one in self._attachments.ready():
             for nic in one.joined.nics:
@@ -76,7 +74,6 @@ class OverlayPeers:
         return all(mended)
 
     def _mended(self, nics: Sequence[Nic]) -> bool:
-        """Write the peers of one network. Return False after a failure. Blocks."""
         try:
             self._attachers.verify(nics, mend=True)
         except (VirtbusError, OSError) as error:

@@ -21,7 +21,6 @@ class PathCheck:
         self._audit = audit
 
     async def view(self, want: NetworkAsk) -> NetworkView:
-        """Return the path of the VM's packets; with `check`, also its faults."""
         bridge = self._doors.bridge
         attachment, ready = self._attachments.look(want.uid)
         if attachment is None or ready is None:
@@ -65,7 +64,6 @@ class PathCheck:
         return [*faults, *plugins, *states_of(attachment, held, runs=runs)]
 
     async def _of_plugins(self, attachment: Attachment) -> list[PathFault]:
-        """Return a fault for each message of a CNI plugin's CHECK."""
         netns = self._doors.namespaces.path(attachment.netns)
         return [
             PathFault(interface=nic.name, what=what, next_step=_PLUGINS)

@@ -141,7 +141,6 @@ class PluginChains:
 
 
 def _with_links(error: VirtbusError, left: Sequence[str]) -> VirtbusError:
-    """Return an error that also names the links that plugins left on the host."""
     if not left:
         return error
     body = error.body

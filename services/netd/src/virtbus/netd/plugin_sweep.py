@@ -24,13 +24,11 @@ class PluginSweep:
         self._attachments = attachments
 
     async def run(self) -> NoReturn:
-        """Sweep at once, and then each hour."""
         while True:
             await self.once()
             await asyncio.sleep(EVERY_S)
 
     async def once(self) -> None:
-        """Plugins' failures are logged."""
         self._cni.cache.prune(set(self._known()))
         own = {
             nic.cni.conflist["name"]: nic.cni.conflist
@@ -41,7 +39,6 @@ class PluginSweep:
             await self._cni.collect(conflist, self._known)
 
     def _known(self) -> Iterator[CniPlace]:
-        """Yield the CNI attachment of each interface."""
         for uid, nic in self._nics():
             if nic.cni is not None:
                 yield CniPlace(nic.cni.conflist["name"], uid, nic.eth)

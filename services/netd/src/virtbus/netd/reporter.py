@@ -60,7 +60,6 @@ class NetworkReporter(StepReporter):
             )
 
     def given_up(self, attachment: Attachment, error: VirtbusError) -> None:
-        """Emit an event about leftovers of a CNI plugin after a forced release."""
         message = f"given up: {error.body.message}. These may remain: {remains(attachment.nics)}"
         log.warning("%s", message, extra={"code": "cni_given_up", "uid": attachment.uid})
         event = self.event(

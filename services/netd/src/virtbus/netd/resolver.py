@@ -94,7 +94,6 @@ class Resolver:
         return await forwarder.ask(message, tcp=tcp) or dns_message.failure(query)
 
     def _forwarder_for(self, servers: tuple[Address, ...]) -> Forwarder:
-        """Return the forwarder to `servers`, or to the host's servers if `servers` is empty."""
         if not servers:
             return self._forwarder
         known = self._of_networks.get(servers)

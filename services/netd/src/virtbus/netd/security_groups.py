@@ -85,7 +85,6 @@ class SecurityGroups:
 
     # --- the host ---------------------------------------------------------------------------
     async def run(self) -> None:
-        """Apply each change. Never returns."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -123,7 +122,6 @@ class SecurityGroups:
                 raise
 
     async def _apply(self) -> bool:
-        """Apply the rules to each VM whose rules changed. Return False if a VM failed."""
         complete = True
         there, self._late = self._attachments.ready(), self._attachments.begun()
         self._applied = {

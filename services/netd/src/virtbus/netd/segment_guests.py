@@ -2,7 +2,7 @@
 
 A segment is a layer-2 network outside of virtbus. On a segment's network without a subnet, a guest
 may use only the address of its last DHCP lease. netd reads the server's answer on the guest's tap
-and stores the address. It reports a new address once the bus is there.
+and stores the address.
 """
 
 import asyncio

@@ -135,14 +135,12 @@ class Netd:
                     )
 
     def _duties(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return the tasks to run after the recovery."""
         sweep = PluginSweep(self._ports.cni, self._attachments)
         report = partial(self._networks.segments.report, self._reporter.ready)
         ended = partial(self._networks.passt.report, self._reporter.found)
         return report, ended, self._networks.groups.run, sweep.run
 
     def _of_node(self, item: Entry | WatchMark) -> None:
-        """Process an item of the watch that is not a VM's record."""
         self._networks.groups.see(item)
         if isinstance(item, Entry):
             self._networks.reach.see(item)
@@ -155,7 +153,6 @@ class Netd:
         self._reporter.wrapped(done)
 
     async def _compare(self) -> None:
-        """Check all networks on the host, repair them, and report each difference."""
         try:
             await self._attachments.replug()
             for finding in await self._attachments.compare():
@@ -228,7 +225,6 @@ class Netd:
         return HeldResources(things=held, faults=await self._leftovers.faults())
 
     async def _traffic(self, uid: str) -> Counters:
-        """Read the counters of a VM's interfaces from the kernel."""
         self._attachments.refuse_while_recovering()
         if uid in self._attachments.begun():
             message = f"netd is building the network of VM {uid}; try again in a second"

@@ -180,7 +180,6 @@ class Settings(ServiceSettings):
 
     @property
     def gateways(self) -> Gateways:
-        """The gateways of the built-in network."""
         return Gateways(self.subnet, self.subnet6)
 
     def reach(self, resolver: tuple[IPv4Address, ...] = ()) -> ReachRules:
@@ -195,7 +194,6 @@ class Settings(ServiceSettings):
         )
 
     def site(self) -> DhcpSettings:
-        """Return the DHCP settings that all guests share."""
         return DhcpSettings(
             dns=self.dns or host_dns(RESOLV_CONF),
             ntp=self.ntp,

@@ -165,7 +165,6 @@ async def _bus(stack: AsyncExitStack, settings: Settings, ends: LocalEnds) -> Bu
 
 
 async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor) -> Ownership:
-    """Take the node's instance key for this agent."""
     identity = HostIdentity(settings.state_dir, settings.run_dir, settings.boot_id)
 
     async def end_guests() -> None:

@@ -52,7 +52,7 @@ class AgentEvents:
 
 @dataclass(frozen=True, slots=True)
 class AgentPorts:
-    """The ports of one agent."""
+    """The ports of one agent. Defaults with `No` in their name are for simulated guests."""
 
     bus: Bus
     settings: Settings
@@ -67,19 +67,12 @@ class AgentPorts:
     gate: Gate | None = None
     """Awaited before each list of the records. Raises if another instance holds the node."""
     freezes: Freezes = field(default_factory=NoFreezes)
-    """The default is for simulated guests."""
     layers: GuestLayerPort = field(default_factory=NoLayers)
-    """The default is for simulated guests."""
     backups: GuestBackupPort = field(default_factory=NoBackups)
-    """The default is for simulated guests."""
     reads: DiskServers = field(default_factory=NoReadings)
-    """The default is for simulated guests."""
     plugs: DiskPlugs = field(default_factory=NoPlugs)
-    """The default is for simulated guests."""
     logins: Logins = field(default_factory=NoLogins)
-    """The default is for simulated guests."""
     shares: SharedDirectories = field(default_factory=NoShares)
-    """The default is for simulated guests."""
     disk_work: DiskWork = field(default_factory=DiskWork)
     servers: AwayServers = field(default_factory=AwayServers)
     """The pools whose server does not answer."""

@@ -262,7 +262,10 @@ class Assignments:
             actor.resume()
 
     def restore(self, record: VmRecord) -> None:
-        """Create an actor for a VM from the quarantine. It is held until the bus has its record."""
+        """Create an actor for a VM from the quarantine.
+
+        The VM is held until the bus has its record.
+        """
         self.listings.hear(record.uid, "restored")
         self.on_disk[record.uid] = record
         self._adopt(record, held=NO_RECORD)
@@ -317,7 +320,6 @@ class Assignments:
             self._adopt(record)
 
     def ready(self, part: ImageReady | NetReady) -> None:
-        """Handle a ready event of imaged or netd."""
         actor = self.actors.get(part.uid)
         if actor is not None:
             actor.on_dependency(part)

@@ -59,7 +59,6 @@ class Auditor:
         self._vms = vms
 
     async def answer(self, request: Request) -> Audited:
-        """Return the findings. Repair them first if the request says so."""
         want = validate(Audit, request.data)
         found = await self.look(want.statuses)
         if want.repair and found:

@@ -33,9 +33,10 @@ async def copied_disks(
     """Return the disks of `work` with their sizes, if QEMU can copy them now.
 
     Raises:
-        VirtbusError: 409 `guest_ended`: the guest does not run. 409 `layers_differ`: libvirt's XML
-            names a file that QEMU does not use. 409 `disk_not_switchable`: a disk is no file of the
-            node, is on nvme, or is missing in the guest.
+        VirtbusError: 409 `guest_ended`: the guest does not run.
+            409 `layers_differ`: libvirt's XML names a file that QEMU does not use.
+            409 `disk_not_switchable`: a disk is no file of the node, is on nvme, or is missing in
+            the guest.
         VirtbusError: 503 `guest_unknown`: libvirt does not answer, or a disk is being attached.
     """
     with asked_again():

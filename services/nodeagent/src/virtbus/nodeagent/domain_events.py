@@ -204,10 +204,7 @@ class DomainEvents:
             self._blind("")
 
     async def stay_healthy(self) -> None:
-        """Raise VirtbusError once too many libvirt calls hang. The agent then restarts (F10).
-
-        A restarted agent adopts all domains and has no hanging threads.
-        """
+        """Raise VirtbusError once too many libvirt calls hang. The agent then restarts (F10)."""
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             if not self._hypervisor.healthy:

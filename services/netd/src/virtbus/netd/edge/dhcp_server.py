@@ -5,8 +5,6 @@ socket of such an interface only reads that server's answers.
 
 When netd dies, guests keep their addresses. A guest tolerates unanswered renewals until its DHCP
 lease ends.
-
-Guests with IPv6 also get regular router advertisements, which renew their default route.
 """
 
 import asyncio
@@ -33,8 +31,8 @@ log = logging.getLogger(__name__)
 
 RATE_HZ = 20.0
 BURST = 20
-"""Frames that netd reads from one interface: per second, and at once. A booting guest sends a few.
-A flood fills the socket's 32 KiB buffer; the kernel drops and counts further frames.
+"""Frames that netd reads from one interface: per second, and at once. A flood fills the socket's 32
+KiB buffer; the kernel drops and counts further frames.
 """
 FLOOD = "dhcp_flood"
 """The label of the counter of lost requests."""
@@ -57,10 +55,7 @@ _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Replaces the offers for interface `index` if another server answers its guest.
-
-    `mac` is the guest's MAC.
-    """
+    """Replaces the offers for interface `index` if another server answers its guest."""
 
     index: int
     mac: bytes
@@ -93,13 +88,11 @@ class DhcpServer:
         self.leased(uid, index, lease)
 
     def stop(self, uid: str) -> None:
-        """A thread closes the sockets."""
         sockets = [interface.silence() for interface in self._interfaces.pop(uid, ())]
         if sockets:
             _closing(sockets).start()
 
     def close(self) -> None:
-        """Stop answering; return when all sockets are closed."""
         sockets = [each.silence() for found in self._interfaces.values() for each in found]
         self._interfaces.clear()
         threads = [_closing(sockets[at::CLOSERS]) for at in range(min(CLOSERS, len(sockets)))]

@@ -25,7 +25,6 @@ class Forwarder:
         self._best: Address | None = None
 
     async def ask(self, query: bytes, *, tcp: bool) -> bytes | None:
-        """Return None if no server answers."""
         servers = sorted(self._servers(), key=lambda server: server != self._best)
         for server in servers:
             sent = asked_again(query, secrets.token_bytes(2))

@@ -2,7 +2,7 @@
 
 Each address of a guest has its own UDP socket, connected to that address. The kernel thus drops
 datagrams of other senders, and a flood fills only the buffer of its sender. For TCP, each gateway
-has one listener. It closes connections from unknown addresses.
+has one listener. The listener closes connections from unknown addresses.
 """
 
 import asyncio
@@ -175,7 +175,6 @@ class DnsServer:
 
     # --- connections ----------------------------------------------------------------------
     async def _listening(self, gateway: IPv4Address) -> None:
-        """Serve TCP on another gateway until cancelled."""
         try:
             server = await asyncio.start_server(
                 self._connected, sock=_listener(gateway), limit=2 * MAX_QUERY_BYTES

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 256
 SHARE = 4
 """Maximum connections to the wrapper's socket from one user in one libvirt machine, or from root
-outside of all machines. A start needs one connection.
+outside of all machines.
 """
 SHARE_OF_USER = 192
 """Maximum connections from one user of the host. SHARE does not bound a user, who can name cgroups
@@ -121,7 +121,6 @@ class HandoverServer:
             self.wrapper_path.unlink(missing_ok=True)
 
     async def _admin(self, connection: socket.socket) -> None:
-        """Answer each Arm of the agent until the agent closes the connection."""
         loop = asyncio.get_running_loop()
         while (header := await _exactly(connection, 4)) != b"":
             body = await _within(_exactly(connection, frame_length(header)))
@@ -269,7 +268,6 @@ def _from_proc(pid: int) -> tuple[bytes, str]:
 
 
 def _root(connection: socket.socket) -> "_Owner | None":
-    """Return None if the peer is not root."""
     return _Owner("", 0) if _peer(connection)[1] == 0 else None
 
 
@@ -340,7 +338,6 @@ class _Door:
                 await asyncio.sleep(0)
 
     async def _one(self, connection: socket.socket, owner: _Owner) -> None:
-        """An error ends only this connection."""
         try:
             await self._handle(connection)
         except (OSError, FrameError, TimeoutError) as error:

@@ -46,7 +46,6 @@ def faults(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[str]:
 
 
 def _wrong(rules: Netlink, tap: Tap) -> str:
-    """Return a tap's fault in words, or an empty string."""
     if rules.ask(has_chain(tap)) is None:
         return "is gone"
     sent = sent_rules(tap)

@@ -83,7 +83,6 @@ def refused(rules: Netlink, nics: Sequence[GroupedNic]) -> dict[int, dict[str, i
 
 
 def _changes(rules: Netlink, nics: Sequence[GroupedNic]) -> list[tuple[AddressSet, set[bytes]]]:
-    """Pair each set with the addresses that it has in the kernel."""
     return [(one, _there(rules, one)) for one in group_filter.sets_of(nics)]
 
 

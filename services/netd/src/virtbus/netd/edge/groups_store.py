@@ -49,7 +49,6 @@ class GroupsStore:
         return partial(self._write, stored)
 
     def remover(self, key: str) -> Callable[[], None]:
-        """Return a function that removes the file of the group with this key."""
         *_, namespace, token = key.split(".")
         return partial(self._path(namespace, token_name(token)).unlink, missing_ok=True)
 

@@ -128,7 +128,6 @@ class GuestLinks:
         return opened
 
     def faults(self, attachment: Attachment) -> list[str]:
-        """Return a message for each missing or wrong link, setting or rule of `attachment`."""
         lost = self._attachers.passt.lost(attachment.nics)
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
@@ -141,7 +140,6 @@ class GuestLinks:
             return found + group_filters.faults(rules, self._groups.of(attachment))
 
     def tune(self, attachment: Attachment) -> None:
-        """Apply the link states and limits of `attachment`. A guest may be running."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             inside.do([tuning.link_state(nic) for nic in attachment.nics])
@@ -198,13 +196,11 @@ class GuestLinks:
         return needed <= self.held(attachment)
 
     def held(self, attachment: Attachment) -> set[str]:
-        """Return the taps of `attachment` that a process has open."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             return {nic.tap for nic in attachment.nics if _running(inside, nic.tap)}
 
     def in_use(self, attachment: Attachment) -> bool:
-        """Return True while a guest runs with `attachment`: a process has a tap open."""
         return self._namespaces.exists(attachment.netns) and bool(self.held(attachment))
 
     def delete_host_links(self, host_links: Collection[str]) -> None:
@@ -223,7 +219,6 @@ class GuestLinks:
             _delete(host, self._attachers.bridges.ports(host).keys() - set(kept))
 
     def is_ours(self, netns: str) -> bool:
-        """Return True if the namespace's `lo` has this netd's mark as its alias."""
         if not self._namespaces.exists(netns):
             return False
         self._namespaces.enter(netns)
@@ -277,7 +272,7 @@ def _claim(host: Netlink, uid: str, nics: Sequence[Nic], *, fresh: bool) -> None
 
 def _delete(host: Netlink, names_: Collection[str]) -> None:
     for name in sorted(names_):
-        host.do([links.delete_link(name)])  # a call each: the kernel waits for RCU per batch
+        host.do([links.delete_link(name)])  # a batch each: every deletion waits for RCU
 
 
 def _no_ipv6() -> None:
@@ -314,10 +309,7 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
 
 
 def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
-    """Return the calls that undo changes of other programs: a lower MTU, or an isolated port.
-
-    The MTU of the host's interface below a link bounds the link's MTU, and stays as it is.
-    """
+    """Return the calls that undo changes of other programs: a lower MTU, or an isolated port."""
     there = [link for link in _links_of(inside, nic).values() if link is not None]
     return [
         *(links.open_port(link.name) for link in there if link.isolated),
@@ -396,7 +388,6 @@ def _wrong(link: links.KernelLink | None, bridge: links.KernelLink | None) -> st
 
 
 def _links_of(inside: Netlink, nic: Nic) -> dict[str, links.KernelLink | None]:
-    """Return the links of an interface by name; None for a missing link."""
     return {name: links.find(inside, name) for name in (nic.eth, nic.tap, nic.bridge)}
 
 

@@ -1,7 +1,7 @@
 """Makes and removes a network's host side: a Linux bridge, an nftables table, IP forwarding.
 
-The first VM that needs the host side makes it. After the last VM, this module removes the bridge
-and the table. Forwarding gets its former value after the last bridge of any netd on the host.
+netd makes the host side for the first VM that needs it, and removes the bridge and the table after
+the last such VM. Forwarding gets its former value after the last bridge of any netd on the host.
 
 The bridge's alias names the state folder of the netd that made it. A netd never touches a bridge of
 another netd.
@@ -103,10 +103,10 @@ class HostBridge:
         """Ensure the bridge with its address, rules and forwarding; return its link index.
 
         Raises:
-            VirtbusError: 409 `bridge_in_use`: another netd has the bridge. 500 `bridge_lost`: the
-                bridge vanished while netd made it. 409 `subnet_taken`: another link of this host
-                has an address in the subnet, or a host of the fleet or of the bus has an address in
-                a network object's subnet.
+            VirtbusError: 409 `bridge_in_use`: another netd has the bridge.
+                500 `bridge_lost`: the bridge vanished while netd made it.
+                409 `subnet_taken`: another link of this host has an address in the subnet, or a
+                host of the fleet or of the bus has an address in a network object's subnet.
         """
         with self._lock:
             link = links.find(host, self.name)
@@ -131,15 +131,12 @@ class HostBridge:
     def former(self, host: Netlink, current: Collection[str] = ()) -> list[str]:
         """Return names of bridges that this netd made under earlier settings.
 
-        Slow on a host with many links, which are all listed.
-
         `current` has the names of the bridges of network objects.
         """
         found = [each.name for each in links.list_links(host) if each.alias == self.mark]
         return sorted(name for name in found if name != self.name and name not in current)
 
     def remove_former(self, name: str) -> None:
-        """`name` is a result of `former`."""
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             filters.do(no_host_table(name))
             host.do([links.delete_link(name)])
@@ -168,7 +165,6 @@ class HostBridge:
 
     @property
     def _own(self) -> list[links.Interface]:
-        """Return the bridge's own addresses."""
         if self.kind is NicKind.ISOLATED:
             return []
         six = self.gateways.six

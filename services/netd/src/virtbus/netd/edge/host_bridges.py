@@ -68,7 +68,6 @@ class HostBridges:
         return [self.built_in, *self._named.values()]
 
     def recover(self) -> None:
-        """Find the bridges of network objects that an earlier netd left."""
         for memo in self.built_in.memo.all():
             try:
                 target = target_in(memo)
@@ -79,10 +78,7 @@ class HostBridges:
                 log.error("%s cannot be used (%s); remove it", memo, error, extra=extra)
 
     def ports(self, host: Netlink) -> dict[str, str]:
-        """Return the VM's uid for each host end on these bridges, by the host end's name.
-
-        Slow on a host with many links, which are all listed.
-        """
+        """Return the VM's uid for each host end on these bridges, by the host end's name."""
         self.built_in.check(host)
         bridges = (links.find(host, each.name) for each in self.all())
         masters = {bridge.index for bridge in bridges if bridge is not None}
@@ -122,14 +118,12 @@ class HostBridges:
         return [(self.built_in, "" in places), *named]
 
     def surplus(self, used: Iterable[Nic]) -> list[HostBridge]:
-        """Return the bridges that may exist and that no interface of `used` needs."""
         return [each for each, needed in self.needed(used) if not needed and each.made]
 
     def addresses(self) -> tuple[str, ...]:
         return self.built_in.addresses(self.names())
 
     def remove(self, bridge: HostBridge) -> None:
-        """The caller ensures that no interface needs the bridge."""
         bridge.remove()
         with self._lock:
             self._named = {uid: one for uid, one in self._named.items() if one is not bridge}

@@ -16,7 +16,6 @@ class HostsFile:
         self._written: list[str] | None = None
 
     def read(self) -> list[str]:
-        """Return no addresses if the file is missing or damaged."""
         try:
             found = json.loads(self._path.read_text())
             return [text for text in found if isinstance(text, str)]
@@ -28,7 +27,6 @@ class HostsFile:
             return []
 
     def write(self, addresses: Collection[object]) -> None:
-        """No effect if the addresses equal those of the last call."""
         texts = sorted(map(str, addresses))
         if texts == self._written:
             return

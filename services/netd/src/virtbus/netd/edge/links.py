@@ -87,7 +87,6 @@ class KernelLink:
 
     @property
     def counted(self) -> dict[str, int]:
-        """The fields of `rtnl_link_stats64`."""
         raw = host_end.read_attribute(self._message, host_end.IFLA_STATS64)
         return dict(zip(_COUNTED, _STATS64.unpack_from(raw), strict=True)) if raw else {}
 

@@ -129,7 +129,6 @@ def _ensure(key: str, value: str) -> None:
 
 
 def _addresses(inside: Netlink, nic: Nic) -> Iterator[tuple[int, links.Interface]]:
-    """Yield link index and address of each of the namespace's own addresses."""
     eth, bridge = links.find(inside, nic.eth), links.find(inside, nic.bridge)
     if eth is None or bridge is None:
         return

@@ -123,7 +123,6 @@ class Namespaces:
 
     @contextmanager
     def _new_file(self, name: str) -> Iterator[str]:
-        """Make the file for a namespace's mount. Remove the file if the context raises OSError."""
         target = self.path(name)
         os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
         try:

@@ -67,7 +67,6 @@ def list_neighbours(netlink: Netlink, index: int) -> dict[str, str]:
 
 
 def _entries(netlink: Netlink, listing: NetlinkCall, index: int) -> Iterator[tuple[str, Message]]:
-    """Yield MAC and message of each entry of a link that has a MAC."""
     for reply in netlink.dump(listing):
         if _INDEX.unpack_from(reply.message, HEADER_BYTES + 4)[0] != index:
             continue

@@ -115,7 +115,7 @@ class Netlink:
 
         Raises:
             NetlinkError: the kernel refused the request, or the list changed in each attempt
-            (EAGAIN).
+                (EAGAIN).
         """
         for _attempt in range(_DUMPS):
             found = self._dump(call)
@@ -124,7 +124,6 @@ class Netlink:
         raise NetlinkError(errno.EAGAIN, call.name)
 
     def _dump(self, call: NetlinkCall) -> list[Reply]:
-        """Include the final `NLMSG_DONE`."""
         (sequence,) = self._send([call])
         found: list[Reply] = []
         while not found or found[-1].type != NLMSG_DONE:

@@ -39,7 +39,6 @@ class OverlayAttacher:
             self.tunnels.sync(host, nic, macs)
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a veth pair for each interface, with its host end on the bridge."""
         self.bridged.attach(host, uid, nics, netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:

@@ -39,7 +39,6 @@ class OwnBridgeAttacher:
             bridge.ensure(host)
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a veth pair for each interface, with its host end on the bridge."""
         plug(host, uid, [(nic, self.bridges.of(nic).index) for nic in nics], netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
@@ -55,7 +54,6 @@ class OwnBridgeAttacher:
         return found
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Remove the bridges that no interface of `left` needs."""
         for bridge in self.bridges.surplus(left):
             self.bridges.remove(bridge)
 

@@ -127,7 +127,6 @@ class PasstAttacher:
         return [f"{nic.host_link}, by which passt of {nic.eth} sends, is gone" for nic in gone]
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return the faults of the networks' host sides. With `mend`, repair them."""
         return [one for nic in nics for one in self._kinds[nic.kind].verify((nic,), mend=mend)]
 
     def detach(self, left: Sequence[Nic]) -> None:

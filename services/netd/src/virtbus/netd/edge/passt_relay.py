@@ -49,8 +49,8 @@ _SYSCTLS = {
     "net/ipv6/conf/all/accept_dad": "0",
     "net/ipv6/conf/default/accept_dad": "0",
 }
-"""These let passt open low ports and echo sockets without rights. They stop the kernel's answers to
-echo requests, and its check for duplicate addresses, which the guest does.
+"""These settings let passt open low ports and echo sockets without rights. They also stop the
+kernel's answers to echo requests, and its check for duplicate addresses: the guest does the check.
 """
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -146,7 +146,6 @@ def _echo_socket() -> socket.socket:
 
 
 def _echo_to_guest(echo: socket.socket, head: bytes) -> None:
-    """Copy echo requests to the guest, each behind the frame header `head`."""
     while True:
         packet = echo.recv(_MOST)
         with contextlib.suppress(OSError):
@@ -215,7 +214,6 @@ def checksum(data: bytes) -> bytes:
 
 
 def _to_passt(stream: socket.socket, echo: socket.socket) -> None:
-    """Copy frames of the guest to passt, and the guest's echo replies to `echo`."""
     try:
         while True:
             frame = os.read(TAP, _MOST)

@@ -43,7 +43,6 @@ class PluginLinks:
     namespaces: Namespaces
 
     def find(self, attachment: Attachment, nic: Nic) -> PluginLink | None:
-        """Return the link of an interface; None if the plugins made none."""
         with opened(OWN_NAMESPACE) as host:
             self.namespaces.enter(attachment.netns)
             with Netlink() as inside:

@@ -78,7 +78,6 @@ class PluginProcess:
             return PluginOutcome(process.wait(), texts[0], texts[1], fault)
 
     def kill(self) -> None:
-        """Kill the plugin's process group."""
         self._killed = True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -131,7 +130,6 @@ def end_left(uids: Container[str], netns_dir: Path) -> list[int]:
 
 
 def _plugins() -> Iterator[tuple[int, tuple[str, Path]]]:
-    """Yield pid, container id and namespace of each process with a plugin's environment."""
     for pid, strings in processes("environ"):
         words = dict(word.partition("=")[::2] for word in strings)
         if "CNI_CONTAINERID" in words:

@@ -36,7 +36,8 @@ class PluginReach:
     def __init__(self, bridge: HostBridge) -> None:
         """`bridge` is the host bridge of the built-in network.
 
-        The bridge's reach applies to these guests, too. The table is named after the bridge.
+        The bridge's reach applies to guests behind CNI plugins, too. The table is named after the
+        bridge.
         """
         self._bridge = bridge
         self.nics: Callable[[], Iterable[Nic]] = _nobody
@@ -50,8 +51,7 @@ class PluginReach:
     def sync(self) -> None:
         """Ensure that the table has the present guests and reach.
 
-        After the last guest, the table usually stays, without addresses, until `tidy`. `_change`
-        removes the table at once if a change of the addresses alone is impossible.
+        After the last guest, the table usually stays, without addresses, until `tidy`.
         """
         with self._lock:
             wanted = plugin_guests(self.nics()), self._reach
@@ -59,7 +59,6 @@ class PluginReach:
                 self._change(*wanted)
 
     def tidy(self) -> None:
-        """Remove the table if there are no guests."""
         with self._lock:
             wanted = plugin_guests(self.nics()), self._reach
             if self._stands is not False and not wanted[0].guests:
@@ -76,7 +75,6 @@ class PluginReach:
                 self._write(*wanted)
 
     def faults(self) -> list[str]:
-        """Return a message if the table is gone or has other rules than netd wrote."""
         with self._lock:
             fault = self._fault()
         return [fault] if fault else []

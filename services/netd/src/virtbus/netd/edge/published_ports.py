@@ -50,8 +50,9 @@ class PublishedPorts:
 
         Raises:
             VirtbusError: 409 `port_taken`: another VM, or a process, has a port; the message names
-                it. 409 `address_missing`: the host lacks the address of a published port. Also the
-                errors of `refuse_tunnel_port` and `refuse_without_ipv6`.
+                it.
+                409 `address_missing`: the host lacks the address of a published port.
+                Also the errors of `refuse_tunnel_port` and `refuse_without_ipv6`.
         """
         with self._lock:
             refuse_tunnel_port(attachment)
@@ -96,7 +97,6 @@ class PublishedPorts:
                 self._write()
 
     def is_missing(self, uid: str) -> bool:
-        """Return True if the VM has published ports, and their table is gone."""
         with self._lock:
             return bool(self._leads.get(uid)) and not self._stands()
 

@@ -43,7 +43,6 @@ class ReleaseJournal:
             log.warning("released addresses are not stored: %s", error, extra=extra)
 
     def all(self) -> list[Freed]:
-        """Return the releases of the last `MOST` lines, without damaged lines."""
         try:
             lines = self._path.read_text(errors="replace").splitlines()
         except FileNotFoundError:

@@ -80,7 +80,6 @@ class Objects:
         )
 
     def list_all(self, name: str, **fields: int) -> NetlinkCall:
-        """Return the call that lists the namespace's objects with these fields."""
         body = self._body((), fields)
         return NetlinkCall(f"list {name}", self.new + 2, NLM_F_DUMP, body, acked=False)
 

@@ -49,9 +49,9 @@ class Segments:
         """Return the link of an interface's network.
 
         Raises:
-            VirtbusError: 403 `link_forbidden`: the setting `links_allowed` lacks the link. 422
-                `link_missing`: the host has no such link for this kind of network. 422 `no_vlans`:
-                the network has a VLAN, but the link has no support for VLANs.
+            VirtbusError: 403 `link_forbidden`: the setting `links_allowed` lacks the link.
+                422 `link_missing`: the host has no such link for this kind of network.
+                422 `no_vlans`: the network has a VLAN, but the link has no support for VLANs.
         """
         spec = nic.target.spec if nic.target is not None else None
         name = (spec.link if spec is not None else None) or ""

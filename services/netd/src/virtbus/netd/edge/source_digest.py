@@ -50,7 +50,6 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the source file of a virtbus module or package, or None."""
     parts = module.split(".")[1:]
     for root in virtbus.__path__:
         folder = Path(root).joinpath(*parts)

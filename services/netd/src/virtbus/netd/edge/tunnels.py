@@ -63,7 +63,8 @@ class Tunnels:
 
         Raises:
             VirtbusError: 422 `no_tunnels`: the host has no address for tunnels, or the network has
-                no VNI. 422 `mtu_too_large`: the network's MTU exceeds the tunnels' MTU.
+                no VNI.
+                422 `mtu_too_large`: the network's MTU exceeds the tunnels' MTU.
         """
         end, target = self.end(), nic.target
         if end is None or target is None or not target.vni:
@@ -95,7 +96,6 @@ class Tunnels:
             hosts[peer.peer] = peer
 
     def drop_peer(self, network: str, peer: str) -> None:
-        """Forget a host whose last guest of a network has ended."""
         with self._lock:
             self._peers.get(network, {}).pop(peer, None)
 
@@ -135,7 +135,6 @@ class Tunnels:
             host.do(calls[start : start + _CALLS_AT_ONCE])
 
     def faults(self, host: Netlink, nic: Nic, own: Collection[str]) -> list[str]:
-        """Return a message if the network's device is gone or has wrong entries."""
         name = names.tunnel(nic.place)
         link = links.find(host, name)
         if link is None or not link.up:
@@ -144,7 +143,6 @@ class Tunnels:
         return [f"{name}: {count} entries are wrong or missing"] if count else []
 
     def _missing(self, host: Netlink, nic: Nic, own: Collection[str]) -> list[NetlinkCall]:
-        """Return the calls that make the entries of a device match its peers."""
         link = links.find(host, names.tunnel(nic.place))
         if link is None:
             return []

@@ -38,7 +38,6 @@ def install(
     wrapper's ctime, so that libvirt notices the new QEMU.
 
     `memo` is a file with a digest of the installed wrapper, and QEMU's ctime at the installation.
-    By default, `memo` is next to the wrapper. If `compiler` is None, install the Python version.
 
     Raises:
         OSError: `target_dir` cannot be written, or `emulator` is missing.

@@ -11,7 +11,10 @@ STALLS = (
 
 
 class AwayServers:
-    """The pools whose server does not answer. QEMU reports this only for some protocols."""
+    """The pools whose server does not answer.
+
+    QEMU reports an absent server only for some protocols.
+    """
 
     def __init__(self) -> None:
         self._pools: set[str] = set()

@@ -18,7 +18,7 @@ def no_room(record: VmRecord, others_bytes: int, host: HostFacts) -> str:
     """Return the reason to refuse the VM, as in "has 1 GiB of memory left", or an empty string.
 
     This check refuses only impossible VMs: too much memory for the host with all its VMs, or too
-    many vCPUs for a guest. Good placement is the controllers' task.
+    many vCPUs for a guest.
     """
     if not record.powered:
         return ""

@@ -22,8 +22,8 @@ def driver_element(
 ) -> Element:
     """Return `<driver>`. `thread` is the number of the disk's I/O thread.
 
-    With `stops`, an error pauses the guest by default. This is for disks on a server that may be
-    away for a while. A `shared` disk bypasses the host's cache by default.
+    `stops` is for a disk on a server that may be away for a while: by default, an error pauses the
+    guest. A `shared` disk bypasses the host's cache by default.
     """
     driver = el("driver", name="qemu", type=image_format, discard=_discard(disk))
     reports = ABILITIES[disk.bus][

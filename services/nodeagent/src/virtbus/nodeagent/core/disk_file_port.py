@@ -25,7 +25,8 @@ class DiskFiles(Protocol):
 
         Raises:
             VirtbusError: 409 `disk_refused`: a file or device differs from the record, or is
-                forbidden. 409 `pool_unknown`: a pool of this node has no data of a volume.
+                forbidden.
+                409 `pool_unknown`: a pool of this node has no data of a volume.
         """
 
     async def opened(self, uid: str, ref: VolumeRef) -> bool:

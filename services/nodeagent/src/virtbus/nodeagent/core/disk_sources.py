@@ -113,8 +113,8 @@ def disk_sources(
     Raises:
         VirtbusError: 409 `disk_refused`: imaged omitted a volume or made it too small, or only one
             of spec and imaged's report has an image, or the record lacks a reference to a named
-            volume. 409 `pool_unknown`: the settings of the node's pool lack the volume's data or
-            device.
+            volume.
+            409 `pool_unknown`: the settings of the node's pool lack the volume's data or device.
     """
     sources = {}
     disks = record.spec.domain.devices.disks

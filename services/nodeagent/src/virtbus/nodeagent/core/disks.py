@@ -75,10 +75,10 @@ def volume_alias(name: str) -> str:
 
 
 def _address(disk: Disk, addresses: Addresses) -> Element:
-    """Return the address of a disk.
+    """Prevent libvirt's own choices by an explicit address.
 
-    Without explicit addresses, libvirt would add controllers on the NICs' root ports, or derive a
-    SCSI address from the target's letter.
+    Without it, libvirt would add controllers on the NICs' root ports, or derive a SCSI address from
+    the target's letter.
     """
     if disk.bus in ON_PCI:
         return port_address(addresses, of_disk(disk.name))

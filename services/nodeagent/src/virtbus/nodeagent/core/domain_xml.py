@@ -1,7 +1,7 @@
 """Renders a record as libvirt's domain XML (https://libvirt.org/formatdomain.html).
 
-The domain suits Linux guests: q35, virtio devices, USB only for disks, no sound. Its serial console
-is a UNIX socket. The only values of clients in the XML are checked names, sizes and ids.
+The domain suits Linux guests: q35, virtio devices, USB only for disks, no sound. The only values of
+clients in the XML are checked names, sizes and ids.
 """
 
 from collections.abc import Mapping

@@ -26,7 +26,6 @@ class PushState:
     done_bytes: int = 0
     total_bytes: int = 0
     why: str = ""
-    """The reason for a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ def _targets(xml: str) -> list[str]:
 
 
 class GuestBackupPort(Protocol):
-    """Lets the QEMU of a running guest write backups. Errors are as those of `Hypervisor`."""
+    """Lets the QEMU of a running guest write backups. Raises VirtbusError as `Hypervisor` does."""
 
     async def bitmaps(
         self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
@@ -177,7 +176,10 @@ class Reading:
 
 
 class GuestReadPort(Protocol):
-    """Lets the QEMU of a running guest serve its disks. Errors are as those of `Hypervisor`."""
+    """Lets the QEMU of a running guest serve its disks.
+
+    Raises VirtbusError as `Hypervisor` does.
+    """
 
     async def begin(self, uid: str, reading: Reading) -> None:
         """Let QEMU serve the disks' present content on a socket of QEMU's user."""

@@ -137,7 +137,6 @@ def _file_systems(
 
 
 def _own_names(seed: CloudInit) -> Iterator[HostAlias]:
-    """Yield the alias that gives a guest its fully qualified name."""
     if seed.fqdn:
         names = dict.fromkeys((seed.fqdn, seed.fqdn.partition(".")[0]))
         yield HostAlias(ip=_SELF, hostnames=tuple(names))

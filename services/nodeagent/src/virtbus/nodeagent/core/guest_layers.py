@@ -28,7 +28,6 @@ class GuestLayers:
     used_below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """QEMU's list of the files below each used file, from the top."""
     inodes: Mapping[str, int] = field(default_factory=dict)
-    """The inode numbers of the used files."""
 
     @property
     def differs(self) -> bool:
@@ -54,7 +53,6 @@ class GuestLayers:
         return layers
 
     def image(self, target: str) -> str:
-        """Return the image below a disk in libvirt's XML; empty without one."""
         below = self.below.get(target, ())
         return below[-1] if below and is_image(below[-1]) else ""
 
@@ -130,7 +128,7 @@ def switch_xml(xml: str, files: Mapping[str, str]) -> str:
 
 
 class GuestLayerPort(Protocol):
-    """Changes the files of running guests' disks. Errors are as those of `Hypervisor`."""
+    """Changes the files of running guests' disks. Raises VirtbusError as `Hypervisor` does."""
 
     async def look(self, uid: str) -> GuestLayers | None:
         """Return the files that the guest uses now; None if libvirt reports no running guest.

@@ -24,10 +24,11 @@ class GuestAgents(Protocol):
         """Freeze the guest's file systems within `timeout_s`; return False if no guest runs.
 
         Raises:
-            VirtbusError: 409 `guest_frozen`: the guest was frozen before. 409
-                `guest_agent_refused`: the guest agent refuses. The errors of `ask` without
-                `domain_state`. After `guest_agent_silent`, the guest may be frozen; after the
-                others, this call has frozen nothing.
+            VirtbusError: 409 `guest_frozen`: the guest was frozen before.
+                409 `guest_agent_refused`: the guest agent refuses.
+                The errors of `ask` without `domain_state`. After `guest_frozen`,
+                `guest_agent_refused` and `guest_agent_absent`, this call has frozen nothing. After
+                any other error, the guest may be frozen.
         """
 
     async def thaw(self, uid: str, *, timeout_s: float) -> bool:

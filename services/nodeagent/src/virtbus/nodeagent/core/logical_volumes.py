@@ -2,7 +2,7 @@
 
 A logical volume of virtbus has the tag `virtbus`, and `virtbus.volume=POOL/FOLDER` with the name of
 its volume (ADR 0088). Once its content is complete, it also has `virtbus.filled=BYTES/OPERATION`.
-LVM writes all tags of one command at once, even in a crash.
+LVM writes all tags of one command at once, so a crash leaves all of them or none.
 """
 
 import hashlib

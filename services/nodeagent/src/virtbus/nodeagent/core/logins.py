@@ -23,7 +23,6 @@ class NoLogins:
 
     @asynccontextmanager
     async def lent(self, _logins: Iterable[Login]) -> AsyncIterator[None]:
-        """Do nothing."""
         yield
 
 

@@ -61,7 +61,6 @@ def volume_names(record: VmRecord) -> frozenset[str]:
 
 
 def _still(disk: Disk) -> Disk:
-    """Return a disk without the fields that can change in a running guest."""
     return disk.model_copy(update={"limits": None, "tray": None})
 
 

@@ -79,7 +79,7 @@ def device_source(path: str, size_bytes: int) -> Element:
     """Return the `<source>` of a device. The guest sees only its first `size_bytes`.
 
     After these bytes, the device may have marks of virtbus. `ALL_BYTES` is for a device without
-    marks, which the guest sees wholly, even after a growth.
+    marks: the guest sees all its bytes, even after a growth.
     """
     if size_bytes == ALL_BYTES:
         return el("source", dev=path)

@@ -1,6 +1,6 @@
 """Makes QEMU's devices of NICs, which vmwrapper adds without libvirt's knowledge (ADR 0009).
 
-The devices are JSON, as libvirt's own devices are. QEMU creates devices in another form first,
+The devices are JSON, as libvirt's own devices are. QEMU would create devices in the older form
 before their root ports exist.
 """
 

@@ -24,7 +24,6 @@ class GuestDevices:
     ports: frozenset[int] = frozenset()
     """The used root ports, including those of the start's NICs."""
     root_ports: int = 0
-    """The number of all root ports."""
     has_scsi: bool = False
 
     def has(self, alias: str) -> bool:
@@ -106,7 +105,10 @@ class DiskPlugs(Protocol):
         """Attach devices, given as XML, to the running guest."""
 
     async def detach(self, uid: str, alias: str) -> None:
-        """Ask the guest to release the disk `alias`. Afterwards, `devices` lacks the disk."""
+        """Ask the guest to release the disk `alias`.
+
+        `devices` lacks the disk once it is released.
+        """
 
     async def close_left(self, uid: str) -> None:
         """Close the files that QEMU still has open although libvirt has detached their disks."""

@@ -85,7 +85,6 @@ class DomainMetadata:
     nics: tuple[tuple[str, str], ...] = ()
     """The names and hashes of the NICs at the domain's last definition, in order."""
     addresses: Addresses = field(default_factory=dict)
-    """The addresses of the domain's devices."""
     disks: Mapping[str, str] = field(default_factory=dict)
     """The hashes of the domain's disks that are volumes, by name."""
 

@@ -59,7 +59,6 @@ def weight(shares: int) -> int:
 
 
 def _shares(value: int) -> int:
-    """Return v1's shares for v2's weight `value`."""
     span = WEIGHT_MAX - WEIGHT_MIN
     return SHARES_MIN + -(-(value - WEIGHT_MIN) * (SHARES_MAX - SHARES_MIN) // span)
 

@@ -29,8 +29,8 @@ class SharedDirectories(Protocol):
         """Prepare the VM's directories for a start, and return the paths for libvirt.
 
         Raises:
-            VirtbusError: 403 `directory_closed`: the node denies the VM a directory. 503
-                `state_write`: a folder or file of the agent cannot be written.
+            VirtbusError: 403 `directory_closed`: the node denies the VM a directory.
+                503 `state_write`: a folder or file of the agent cannot be written.
         """
 
     def disks(self, record: VmRecord) -> AbstractAsyncContextManager[Mapping[str, int]]:
@@ -39,8 +39,8 @@ class SharedDirectories(Protocol):
         The context's value has each file's descriptor, by its name in the domain.
 
         Raises:
-            VirtbusError: 403 `directory_closed`: the node denies the VM a file. 409 `disk_refused`:
-                a file is missing, cannot be made, or is no plain file.
+            VirtbusError: 403 `directory_closed`: the node denies the VM a file.
+                409 `disk_refused`: a file is missing, cannot be made, or is no plain file.
         """
 
     async def explained(self, record: VmRecord, error: VirtbusError) -> VirtbusError:

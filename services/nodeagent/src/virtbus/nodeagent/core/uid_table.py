@@ -57,7 +57,6 @@ Reaction = Literal[
     "resume",
     "hold",
 ]
-"""A reaction of the agent."""
 
 FROM_ANY: dict[Word, Listing] = {
     "record": "listed",
@@ -127,7 +126,8 @@ AFTER_LIST: dict[Listing, Reaction] = {
     "absent, moved": "end",
     "absent": "hold",
 }
-"""An actor's reaction to a complete list of the joined bus. A list of another bus holds all actors.
+"""An actor's reaction to a complete list of the joined bus. After a list of another bus, all actors
+are held.
 """
 
 
@@ -149,7 +149,6 @@ class Listings:
         return state
 
     def begin(self) -> None:
-        """Apply the beginning of a list to all uids."""
         for uid in list(self._states):
             self.hear(uid, "begin")
 

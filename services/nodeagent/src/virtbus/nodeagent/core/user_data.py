@@ -167,7 +167,6 @@ def _joined(first: Any, second: Any) -> Any:
 
 
 def _completed(theirs: Config, defaults: Config, added: Config) -> Config:
-    """Add `defaults` and `added` to the user's cloud-config."""
     whole = {**defaults, **theirs}
     for key, values in added.items():
         whole[key] = _joined(theirs.get(key), values)

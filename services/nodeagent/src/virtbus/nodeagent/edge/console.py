@@ -39,23 +39,19 @@ class Viewer:
         """Set when the viewer may have more to read."""
 
     def begin(self, tail_bytes: int, live: int) -> None:
-        """Start the output `tail_bytes` before the position `live`."""
         self._position = max(self._port.kept.start, live - tail_bytes)
         self.wake.set()
 
     def tell(self, note: str) -> None:
-        """Insert a note into the viewer's output."""
         self._notes.append(note)
         del self._notes[:-1]  # only the newest note is true
         self.wake.set()
 
     def end(self, why: str) -> None:
-        """End the view. The first reason counts."""
         self.closed = self.closed or why
         self.wake.set()
 
     async def output(self) -> AsyncIterator[bytes | str]:
-        """Return the guest's output as bytes, and notes about the session as text."""
         while True:
             await self.wake.wait()
             self.wake.clear()
@@ -71,17 +67,13 @@ class Viewer:
                 return
 
     async def write(self, data: bytes) -> None:
-        """Send `data` to the guest. Waits while the guest does not read.
-
-        Drop the data if another viewer has the input.
-        """
         await self._port.write(self, data)
 
 
 class ConsolePort(asyncio.Protocol):
     """The connection to one VM's serial port. The port accepts a single client (CON-08).
 
-    An asyncio stream would stop reading when its buffer is full. A protocol always reads the
+    An asyncio stream would stop reading when its buffer is full. This protocol always reads the
     socket, so that no viewer delays the guest.
     """
 
@@ -139,7 +131,6 @@ class ConsolePort(asyncio.Protocol):
             return self._live
 
     def enter(self, viewer: Viewer, *, write: bool) -> None:
-        """Add a viewer. With `write`, the viewer gets the input."""
         self.viewers.append(viewer)
         if write:
             for former in self.writers[-1:]:
@@ -171,7 +162,6 @@ class ConsolePort(asyncio.Protocol):
         return self.writers[-1:] == [viewer]
 
     def close(self, why: str) -> None:
-        """Close the port at once. The first reason counts."""
         self.closed = self.closed or why
         self._writable.set()
         if self._transport is not None:

@@ -3,7 +3,7 @@
 A request names a pool and a volume, or a path. The path's device must be in the setting
 `devices_allowed`, and a VM of this node must have the device as a volume that begins with an image.
 The answer has the open device, or the reason of a refusal. Only root and the owner of the disks'
-folder get devices. A request with `do` is for a logical volume: the agent also makes, grows, marks
+folder are served. A request with `do` is for a logical volume: the agent also makes, grows, marks
 and removes these. A request with `clear` asks if a volume's content may be removed.
 """
 

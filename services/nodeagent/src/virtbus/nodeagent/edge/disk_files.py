@@ -100,7 +100,6 @@ class HostDiskFiles:
 
     # --- new files of a running guest -----------------------------------------------------------
     def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:
-        """Return the path by which QEMU opens a disk's new file at a snapshot."""
         name = f"{LAYER_PIN}{volume}.{disk_name(snapshot_uid)}"
         return str(self._state / "vms" / uid / name)
 
@@ -187,16 +186,9 @@ class HostDiskFiles:
         return await in_thread(lambda: layer_files.protect(self._state / DISKS / LAYERS))
 
     async def remove_layers(self, names: Sequence[str]) -> None:
-        """Raises OSError."""
         await in_thread(lambda: layer_files.remove(self._state / DISKS / LAYERS, names))
 
     async def opened(self, uid: str, ref: VolumeRef) -> bool:
-        """Return True if any QEMU of this host has the volume's disk open.
-
-        For a shared volume, only the VM's own QEMU counts, because other holders may have the disk
-        open.
-        """
-
         def ask() -> bool:
             try:
                 *folders, name = volume_place(ref)
@@ -211,10 +203,6 @@ class HostDiskFiles:
         return await in_thread(ask)
 
     async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove the pins of media that are not in `sources`.
-
-        The caller has ejected these media.
-        """
         kept = {source.path for source in sources.values()}
 
         def drop() -> None:

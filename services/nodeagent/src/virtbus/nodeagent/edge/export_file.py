@@ -19,7 +19,6 @@ class ExportFile:
         self._descriptor = descriptor
 
     def read(self, at: int) -> bytes:
-        """Return up to `CHUNK_BYTES` bytes from offset `at`; empty at the end."""
         return os.pread(self._descriptor, CHUNK_BYTES, at)
 
     def close(self) -> None:

@@ -190,7 +190,6 @@ class GuestFreezes:
         return freeze
 
     async def _until_over(self, uid: str, freeze: _Freeze) -> None:
-        """Thaw the guest after its deadline, with repeats until success."""
         loop = asyncio.get_running_loop()
         pauses = delays(*RETRY_S, self._sources)
         while self._freezes.get(uid) is freeze:

@@ -121,11 +121,9 @@ class LibvirtHypervisor:
         self._threads.close()
 
     def readings(self, run_dir: Path) -> LibvirtReadings:
-        """Return the port for readings of guests' disks, on sockets below `run_dir`."""
         return LibvirtReadings(self._changes, run_dir)
 
     def sizes(self, node: str) -> LibvirtSizes:
-        """Return the port that asks the node's pool servers for sizes of volumes."""
         return LibvirtSizes(self._asks, self._ends, self.logins, node)
 
     @property
@@ -205,8 +203,6 @@ class LibvirtHypervisor:
         )
 
     async def suspend(self, uid: str) -> None:
-        """Pause the guest's CPUs, if they run."""
-
         def run(domain: libvirt.virDomain) -> None:
             if domain.isActive() and domain.state()[0] not in _STILL:
                 domain.suspend()
@@ -277,8 +273,6 @@ class LibvirtHypervisor:
     async def _if_active(
         self, uid: str, work: Callable[[libvirt.virDomain], object], doing: str
     ) -> bool:
-        """Run `work` if the domain is active. Return False for an inactive or missing domain."""
-
         def run(domain: libvirt.virDomain) -> bool:
             active = bool(domain.isActive())
             if active:
@@ -294,7 +288,6 @@ class LibvirtHypervisor:
 
     # --- the host -------------------------------------------------------------------------
     async def versions(self) -> dict[str, str]:
-        """Return the versions of libvirt and of the hypervisor, in the form `9.0.0`."""
         return await self._reads.run(
             lambda connection: {
                 "libvirt": _dotted(connection.getLibVersion()),
@@ -305,7 +298,6 @@ class LibvirtHypervisor:
         )
 
     async def max_vcpus(self) -> int:
-        """Return the maximum number of vCPUs of a domain on this host."""
         return await self._reads.run(
             lambda connection: connection.getMaxVcpus(None),
             "read limits",
@@ -350,8 +342,6 @@ class LibvirtHypervisor:
             delay_s = min(delay_s * 2, RECONNECT_S[1])
 
     async def _listen(self) -> bool:
-        """Enable the events. Return False if libvirt is unreachable."""
-
         def prepare(connection: libvirt.virConnect) -> None:
             listen(connection, self._from_thread)
 

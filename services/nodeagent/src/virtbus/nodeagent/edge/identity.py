@@ -1,8 +1,8 @@
 """Reads a host's identity, and stores the ids of its agent's last instances.
 
-<state_dir>/agent/host-key random key, made once; only its digest is sent <state_dir>/agent/lives
-ids of the agent's last instances, one per line <run_dir>/instance `held <id>`, or `refused` and a
-reason, for imaged, netd and `doctor`
+<state_dir>/agent/host-key  random key, made once; only its digest is sent
+<state_dir>/agent/lives     ids of the agent's last instances, one per line
+<run_dir>/instance          `held <id>`, or `refused` and a reason, for imaged, netd and `doctor`
 """
 
 import contextlib
@@ -30,7 +30,6 @@ class HostIdentity:
         self._boot = boot_id or _text(BOOT_ID)
 
     def me(self, uuid: Callable[[], str]) -> Me:
-        """Return a new instance of the agent on this host."""
         lock = (self._agent / "lock").stat()
         marks = HostMarks(
             key=_digest(self._key(uuid)),

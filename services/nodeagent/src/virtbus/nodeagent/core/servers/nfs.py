@@ -33,7 +33,6 @@ class NfsServer(Server[NfsPool]):
         self.needs_qemus_user = pool.user is None
 
     def source(self, place: str, login: Login | None) -> Element:
-        """Add the user ids for the server if the pool sets them."""
         del login
         pool, ids = self.pool, None
         if pool.user is not None:
