@@ -14,7 +14,7 @@ class LateLinks:
     def __init__(self) -> None:
         self._former: set[str] = set()
         self.waiting: set[str] = set()
-        """The links that the next call of `due` returns, apart from links in use."""
+        """The links for the next call of `due`, which drops links in use."""
 
     def add(self, nics: Iterable[Nic]) -> None:
         self._former.update(nic.host_link for nic in nics)

@@ -71,7 +71,8 @@ class NamesKeeper:
     async def running(self, ask: Ask) -> AsyncIterator[None]:
         """Serve names if the site has a domain, and if the port is free.
 
-        At the end, the process stays, except if netd knows all VMs and none needs the process.
+        At the end, netd ends the process if netd knows all VMs and none needs the process. In all
+        other cases, the process stays.
         """
         async with background() as tasks:
             self._served = bool(self._site.domain)

@@ -185,10 +185,10 @@ async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor
 async def _host(
     settings: Settings, hypervisor: LibvirtHypervisor, accelerators: tuple[str, ...]
 ) -> Callable[[], HostFacts]:
-    """Return a function that reads the host's facts, apart from facts about libvirt.
+    """Return a function that reads the host's facts.
 
-    Read libvirt's versions and maximum of vCPUs only once, here. If libvirt does not answer within
-    10 s, they stay unknown until the agent's next start.
+    libvirt's versions and maximum of vCPUs are read only once, here. If libvirt does not answer
+    within 10 s, they stay unknown until the agent's next start.
     """
     versions: dict[str, str] = {}
     max_vcpus = 0

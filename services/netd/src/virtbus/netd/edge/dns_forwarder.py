@@ -1,4 +1,4 @@
-"""Sends queries to other DNS servers, unchanged except for their id, and returns the answers.
+"""Forwards queries to other DNS servers under a new id, and returns the answers.
 
 A query leaves by the transport (UDP or TCP) by which it came, so truncation and EDNS need no code
 here. Each query has its own socket and random id, against forged answers.

@@ -65,7 +65,9 @@ class DnsServer:
         self._resolve = resolve
         self._guests: dict[IPv4Address, DnsGuest] = {}
         self._listeners: dict[IPv4Address, asyncio.Future[None]] = {}
-        """The task that serves TCP on each gateway, except on that of the built-in network."""
+        """The tasks that serve TCP, by gateway. The built-in network's gateway is served by
+        `running`.
+        """
         self._bucket = TokenBucket(RATE_HZ, BURST)
         self._busy = 0
         self._tasks: Background | None = None

@@ -41,7 +41,10 @@ def current() -> Forwarding:
 
 
 def _accepting() -> dict[str, str]:
-    """Return interfaces with `accept_ra` 1: they accept advertisements unless they forward."""
+    """Return interfaces with `accept_ra` 1.
+
+    They accept advertisements while they do not forward.
+    """
     found = {}
     for interface in sorted(_INTERFACES.glob("*")):
         value = (interface / "accept_ra").read_text().strip()

@@ -21,7 +21,7 @@ async def launch(argument: str) -> ResolverChannel:
     """Start the process, and return netd's end of its first channel.
 
     A child of netd forks the process and ends, so the process is no child of netd. The process has
-    its own session, and no descriptor of netd apart from its end of the channel.
+    its own session. Of netd's descriptors, it keeps only its end of the channel.
 
     Raises:
         OSError: the process cannot be started.
