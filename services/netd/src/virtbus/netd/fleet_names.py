@@ -1,7 +1,7 @@
-"""Asks the controllers for names of VMs on other hosts, with a cache and bounds.
+"""Asks the controllers for names of VMs on other hosts, with a cache and limits.
 
-A question that waits for its answer is not asked a second time. While no controller answers, an
-earlier answer that named a VM is used again. So known names stay while the bus is away.
+Equal questions at the same time share one request. While no controller answers, earlier answers
+that name a VM stay valid, so known names resolve without the bus.
 """
 
 import asyncio
@@ -15,24 +15,23 @@ from virtbus.netd.core.resolver_messages import FoundName, Lookup, NobodyAnswers
 log = logging.getLogger(__name__)
 
 FRESH_S = 5.0
-"""The age of an answer at which a controller is asked again."""
+"""The age from which an answer is requested again."""
 SILENT_S = 5.0
-"""After a question that nobody answers, no other question is asked for this time, so that guests
-do not wait in vain."""
+"""The pause of all questions after an unanswered question, so that guests do not wait in vain."""
 ASKED_AT_ONCE = 64
 KEPT = 4096
-"""Maximum number of stored answers that name a VM, and of stored answers that no VM exists."""
+"""Maximum number of stored answers: of those that name a VM, and of those that no VM exists."""
 
 
 Ask = Callable[[Lookup, str], Awaitable[FoundName | None]]
-"""Asks a controller a guest's question; the second argument is the uid of the guest's VM.
+"""Asks a controller a guest's question. The second argument is the uid of the guest's VM.
 
 Returns None if the controller refuses. Raises NobodyAnswersError.
 """
 
 
 class FleetNames:
-    """The names that controllers know."""
+    """The controllers' names of VMs."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask_controller = ask
@@ -42,17 +41,16 @@ class FleetNames:
         self._silent_until_s = -math.inf
 
     def ask_again(self) -> None:
-        """End the pause after a question without an answer, because a new netd is connected."""
+        """End the pause of SILENT_S, because a new netd has connected."""
         self._silent_until_s = -math.inf
 
     async def find(
         self, want: Lookup, uid: str, may_ask: Callable[[float], bool]
     ) -> FoundName | None:
-        """Return the answer to a question of the VM `uid`'s guest: a VM, or that there is none.
+        """Return the answer to a guest of the VM `uid`: a VM, or the fact that no such VM exists.
 
-        Return None if no controller answers or may be asked now, and no earlier answer named a VM.
-        Before a controller is asked, `may_ask` is called with the time, and may forbid the
-        question.
+        Return None if no answer is available. `may_ask`, called with the time, may forbid a request
+        to a controller.
         """
         now_s = asyncio.get_running_loop().time()
         asked_s, known = self._found.get(want) or self._absent.get(want) or (-math.inf, None)

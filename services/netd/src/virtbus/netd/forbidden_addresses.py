@@ -23,13 +23,13 @@ from virtbus.schemas.records import read_stored
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""The interval of DNS lookups of the bus servers' names, whose addresses may change."""
+"""The interval of DNS lookups of the bus servers' names."""
 
 
 class ForbiddenAddresses:
-    """Closes the addresses that the node's `_hosts` key lists, and those of this host and the bus.
+    """Closes the addresses in the node's `_hosts` key, and those of this host and the bus servers.
 
-    The last addresses of hosts are in a file, so that a netd without the bus closes them, too.
+    A file keeps the last addresses, so that a netd without the bus closes them, too.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ForbiddenAddresses:
         resolver: NamesKeeper,
         guard: Callable[[], Awaitable[None]],
     ) -> None:
-        """`guard` applies the rules of the built-in bridge to guests on no bridge of virtbus."""
+        """`guard` applies the built-in bridge's rules to guests on no bridge of virtbus."""
         self._bridges = bridges
         self._guard = guard
         self._file = HostsFile(settings.state_dir / "netd" / "reach" / "hosts.json")
@@ -47,14 +47,14 @@ class ForbiddenAddresses:
         self._resolver = resolver
         self._hosts: tuple[str, ...] = ()
         self._servers: set[str] = set()
-        """The last known addresses of the bus' servers; at first, all addresses in the file."""
+        """The last known addresses of the bus servers; at first, all addresses in the file."""
         self._changed = asyncio.Event()
 
     def see(self, entry: Entry) -> None:
-        """Take a new value of the `_hosts` key for `run` to apply.
+        """Take a new value of the `_hosts` key. `run` applies it.
 
-        Other keys, deletes and unreadable values change nothing. So the addresses stay closed after
-        the node was removed from the fleet.
+        Ignore other keys, deletes and unreadable values. The addresses thus stay closed after the
+        node's removal from the fleet.
         """
         if entry.kind is not EntryKind.PUT or not entry.key.endswith(f".{subjects.HOSTS_KEY}"):
             return
@@ -68,14 +68,14 @@ class ForbiddenAddresses:
         self._changed.set()
 
     def restore(self) -> None:
-        """Set the rules with the addresses in the file, before anything is made or adopted."""
+        """Set the rules from the file, before any network is made or adopted."""
         reach = self._settings.reach(self._resolver.addresses)
         hosts = usable(self._file.read(), self._guests)
         self._bridges.built_in.reach = replace(reach, hosts=hosts)
         self._servers = set(map(str, hosts))
 
     async def run(self) -> None:
-        """Apply each change, and repeat the DNS lookups. Never returns by itself."""
+        """Apply each change, and repeat the DNS lookups. Never returns."""
         while True:
             self._changed.clear()
             try:
@@ -88,9 +88,9 @@ class ForbiddenAddresses:
             await wait_for_event(self._changed, LOOK_S)
 
     def _apply(self) -> None:
-        """Resolve the servers' names, and update nftables if an address changed. Blocks.
+        """Resolve the servers' names, and update nftables after a change. Blocks.
 
-        While a name does not resolve, all addresses of servers that are closed stay closed.
+        While a name fails to resolve, the closed addresses of servers stay closed.
         """
         servers, complete = server_addresses(self._settings.bus())
         self._servers = servers if complete else self._servers | servers

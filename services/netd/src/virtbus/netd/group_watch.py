@@ -1,8 +1,8 @@
 """Follows the security groups of this node's VMs on the bus.
 
-A group ends with its purge marker. A group also ends if it is missing in a complete list of the bus
-incarnation from which it came. The list of another incarnation ends no group: a bus restored from a
-backup may have lost the group.
+A purge marker ends its group. A complete list also ends the missing groups that came from the same
+bus incarnation. Groups from another incarnation stay, because a bus restored from a backup may have
+lost them.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupWatch:
-    """Brings the node's groups up to date with its keys on the bus."""
+    """Updates the node's groups from its keys on the bus."""
 
     def __init__(self, book: NodeGroupBook) -> None:
         self._book = book
@@ -27,9 +27,9 @@ class GroupWatch:
         self._listed: set[str] = set()
 
     def see(self, item: Entry | WatchMark) -> set[str]:
-        """Process an item of the watch on the node's keys; return the keys that changed.
+        """Process an item of the watch on the node's keys, and return the changed keys.
 
-        Unreadable values change nothing.
+        An unreadable value leaves the last readable group in force.
         """
         if item is WatchMark.RESET:
             self._listed.clear()
@@ -61,10 +61,10 @@ class GroupWatch:
         return {entry.key}
 
     def _keep_listed(self) -> set[str]:
-        """End the groups that a complete list of their bus incarnation does not contain.
+        """End the groups that are missing in a complete list of their bus incarnation.
 
-        Return their keys, and the keys of listed groups that came from another incarnation and get
-        the nonce of this one.
+        Return the keys of these groups, and of the listed groups that came from another
+        incarnation. The latter get the nonce of the present incarnation.
         """
         if not self._nonce:
             return set()

@@ -1,11 +1,9 @@
-"""Serves the networks that this host has already: DHCP leases, names and rules, without the bus.
+"""Serves the existing networks of this host without the bus: DHCP leases, names and rules.
 
 The networks are in state files, so a netd that starts while the bus is away serves its guests. The
 service begins once this host's agent has said in a file, or on the bus, that this host holds the
-node. The file suffices: even if another host holds the node by now, the guests served here run on
-this host. The service first recovers the networks of an earlier netd. Then it follows the DHCP
-leases that guests get from servers outside of virtbus, and the addresses closed to guests, and
-removes leftovers.
+node. An outdated file is harmless: this host's guests run here even if another host now holds the
+node.
 """
 
 import asyncio
@@ -32,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class HostNetworks:
-    """The networks of this host, and what their guests need at any time."""
+    """The networks of this host, with the services for their guests."""
 
     def __init__(self, settings: Settings, ports: HostPorts, word: Callable[[], str]) -> None:
-        """`word` returns the text of the file in which the agent says if it holds the node."""
+        """`word` returns the text of the file in which the agent notes if it holds the node."""
         self.settings = settings
         self.ports = ports
         self._word = word
@@ -47,35 +45,31 @@ class HostNetworks:
         store = GroupsStore(settings.state_dir / "netd" / "groups")
         self.groups = SecurityGroups(settings.node, ports, self.attachments, store)
         self.recovered = asyncio.Event()
-        """Set once all networks of an earlier netd are served again."""
+        """Set once netd serves all networks of an earlier netd."""
         self._serving: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
-        """Set once the recovery has ended, also by an error."""
+        """Set at the end of the recovery, even after an error."""
         self._permitted = asyncio.Event()
         self._ask: Ask | None = None
 
     @functools.cached_property
     def passt(self) -> PasstWatch:
-        """Return the watch that starts passt again."""
         return PasstWatch(self.ports.attachers.passt, self.attachments)
 
     @property
     def needed(self) -> bool:
-        """Return True while guests of this host may depend on this process."""
+        """True while guests of this host may depend on this process."""
         recovering = self._permitted.is_set() and not self.recovered.is_set()
         return recovering or bool(self.attachments.ready())
 
     def permit(self, ask: Ask) -> None:
-        """Begin now at the latest: the bus has proved that this host's agent holds the node.
-
-        `ask` asks the controllers for names.
-        """
+        """Begin, because the bus has proved that this host's agent holds the node."""
         self._ask = ask
         self._permitted.set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve until the context ends. The networks stay, so guests can still send and receive."""
+        """Serve until the context ends. The networks stay and carry traffic afterwards."""
         try:
             async with background() as tasks:
                 self._serving = tasks.start(self._serve())
@@ -83,15 +77,15 @@ class HostNetworks:
                 yield
         finally:
             with contextlib.suppress(OSError):
-                await self.attachments.tidy()  # removes Linux bridges that no VM needs
+                await self.attachments.tidy()  # removes unused Linux bridges
             self.ports.dhcp.close()
             self.ports.files.close()
             self.ports.attachers.plugin_reach.close()
 
     async def until_recovered(self) -> None:
-        """Return once all networks of an earlier netd are served again. Call it inside `running`.
+        """Wait for `recovered`. Call this inside `running`.
 
-        Raises the error that has ended the recovery. `running` cancels its body after such an
+        Raises the error that has ended the recovery. `running` also cancels its body after such an
         error, but Python 3.11 may lose this cancel.
         """
         await self._settled.wait()
@@ -99,7 +93,6 @@ class HostNetworks:
             self._serving.result()
 
     async def _tidy(self) -> None:
-        """After releases, remove leftovers, and Linux bridges that no VM needs any more."""
         while True:
             await self.attachments.untidy.wait()
             await asyncio.sleep(self.settings.bridge_linger_s)

@@ -1,8 +1,8 @@
 """Plugs interfaces into a running guest's network, and removes them from it.
 
-The agent requests each step. After an interrupted step, the agent repeats it, or the guest's next
-start makes the VM's whole network. The state file names an interface before the first part of it
-is made, and until the last part is gone.
+The agent requests each step. After an interruption, the agent repeats the step, or the guest's next
+start makes the VM's whole network. The state file names an interface before its first link is made,
+and until its last link is gone.
 """
 
 import logging
@@ -37,14 +37,14 @@ class HotNics:
         self._builder = builder
 
     async def is_bare(self, plan: Attachment, known: Attachment | None) -> bool:
-        """Return True if the record adds the first interfaces of a running guest."""
+        """Return True if `plan` adds the first interfaces of a running guest."""
         bare = known is None or not known.nics
-        # generation 1 is a VM's create, which need not search all processes
+        # generation 1 is a VM's create: skip the slow search of all processes
         changed = bare and bool(plan.nics) and plan.generation > 1
         return changed and await self._builder.runs(plan.uid)
 
     async def in_use(self, attachment: Attachment) -> bool:
-        """Return True while a guest runs with this network, even if it has no interface now."""
+        """Return True while a guest runs with this network, even a guest without interfaces."""
         links = self._builder.links
         held = bool(attachment.nics) and await in_thread(lambda: links.in_use(attachment))
         if held:
@@ -58,11 +58,14 @@ class HotNics:
         used: UsedNics,
         keep: Callable[[NetworkEntry, Attachment], None],
     ) -> NicDone:
-        """Do one step for an interface; safe to repeat. `used` has the interfaces of all VMs.
+        """Do one step for an interface.
+
+        A repeated step is safe. `used` has the interfaces of all VMs.
 
         Raises:
-            VirtbusError: 404 `nic_unknown`: netd has no such interface to lend or join.
-                409 `tap_busy`: a process has the tap open. 409 `tap_lost`: the tap is gone.
+            VirtbusError: 404 `nic_unknown`: netd has no such interface (not for `drop`).
+                409 `tap_busy`: a process has the tap open.
+                409 `tap_lost`: the tap is gone.
                 409 `mac_in_use`: another interface has the MAC.
                 The error of a failed network, of the kernel, or of a CNI plugin.
                 The errors of `PublishedPorts.claim`.
@@ -89,7 +92,7 @@ class HotNics:
             raise refusal(error) from error
 
     async def _lend(self, attachment: Attachment, nic: Nic, used: UsedNics, keep: Keep) -> NicDone:
-        """Give the interface its address, and make its tap in the host's namespace for libvirt."""
+        """Assign the interface's address, and make its tap in the host's namespace for libvirt."""
         await self._refuse_held(attachment, nic)
         if not nic.pending or not nic.addresses:
             nic = self._settled(attachment, nic, used)
@@ -105,7 +108,6 @@ class HotNics:
         return _done(attachment, nic, tap)
 
     def _settled(self, attachment: Attachment, nic: Nic, used: UsedNics) -> Nic:
-        """Return the interface as pending, with an address or a conflist."""
         nic = nic.model_copy(update={"pending": True})
         if nic.cni is not None:
             return nic
@@ -114,7 +116,6 @@ class HotNics:
         return self._doors.attachers.plan(alone, used, own).nics[0]
 
     async def _join(self, attachment: Attachment, nic: Nic, keep: Keep) -> NicDone:
-        """Move the tap, which QEMU has open, to the VM's network."""
         joined = replaced(attachment, nic.model_copy(update={"pending": False}))
         if nic.pending:
             namespaces = self._doors.namespaces
@@ -127,7 +128,7 @@ class HotNics:
     async def _drop(self, attachment: Attachment, nic: Nic, keep: Keep) -> NicDone:
         """Remove an interface whose device QEMU has released.
 
-        If the VM's record has the interface again by now, the interface is pending afterwards.
+        If the VM's record has the interface again, the interface stays as pending.
         """
         await self._refuse_held(attachment, nic)
         gone = nic.model_copy(update={"pending": True})
@@ -154,7 +155,7 @@ class HotNics:
 
 
 def changed(attachment: Attachment, wanted: Attachment) -> Attachment:
-    """Return the attachment of a running guest whose record changed to `wanted`; see `grown`."""
+    """Return a running guest's attachment after a change of its record to `wanted`; see `grown`."""
     if differs(attachment, wanted):
         extra = {"code": "network_kept", "uid": attachment.uid}
         log.info("the guest keeps its old interfaces until it restarts", extra=extra)

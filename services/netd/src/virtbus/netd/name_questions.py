@@ -16,14 +16,14 @@ ASK_S = 2.0
 
 
 class NameQuestions:
-    """Asks on behalf of the guests of this node."""
+    """Asks for the guests of this node."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
         self._subject = subjects.names_ask(node)
 
     async def ask(self, want: Lookup, uid: str) -> FoundName | None:
-        """Return the answer to a guest of the VM `uid`; None if a controller refuses it.
+        """Return the answer to a guest of the VM `uid`; None if a controller refuses the question.
 
         Raises:
             NobodyAnswersError: no controller answered in 2 s, or the bus is away.

@@ -1,7 +1,7 @@
-"""Keeps the resolver's process: starts or adopts it, and tells it which VMs have names.
+"""Starts or adopts the resolver's process, and sends it the names of VMs.
 
-The process outlives netd, so guests resolve names while netd is away. A process that runs other
-code or has other settings is replaced once all VMs are known. A process that hangs is killed.
+The process outlives netd, so guests resolve names while netd is away. netd replaces a process with
+other code or settings once it knows all VMs, and kills a hung process.
 """
 
 import asyncio
@@ -32,16 +32,17 @@ from virtbus.netd.resolver_start import PortTakenError, end_hung
 log = logging.getLogger(__name__)
 
 START_S = 10.0
-"""netd's own start waits this long for the process. Then it continues without the process, which
-starts in the background."""
+"""netd's start waits this long for the process. Later, the process starts in the background."""
 END_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 60.0
 QUIET_S, HANG_S = 15.0, 45.0
-"""A process that sends nothing for QUIET_S gets a ping. After HANG_S more, it counts as hung."""
+"""A process that sends nothing for QUIET_S gets a ping. After further HANG_S of silence, it is
+hung.
+"""
 
 
 class NamesKeeper:
-    """Serves each VM from `serve` to `stop`, within `running`. Outside of `running`, it is idle."""
+    """Serves each VM from `serve` to `stop`, but only within `running`."""
 
     def __init__(self, site: ResolverSite) -> None:
         """If the site's domain is empty, guests get no resolver."""
@@ -52,25 +53,26 @@ class NamesKeeper:
         self._all_known = asyncio.Event()
         """Set when all VMs of the host are known."""
         self._decided = asyncio.Event()
-        """Set when the port is known to be free or taken, or when that takes too long."""
+        """Set when the port is known to be free or taken, or after START_S."""
         self._gone = asyncio.Event()
-        """Set at the end, when the process that no VM needs has ended."""
+        """Set when an unused process has ended."""
 
     @property
     def domain(self) -> str:
-        """Return the domain of VMs' names; empty if names are not served."""
+        """Empty if names are not served."""
         return self._site.domain if self._served else ""
 
     @property
     def addresses(self) -> tuple[IPv4Address, ...]:
-        """Return the address at which guests ask; none if names are not served."""
+        """The address to which guests send queries; empty if names are not served."""
         return (IPv4Interface(self._site.gateway).ip,) if self._served else ()
 
     @asynccontextmanager
     async def running(self, ask: Ask) -> AsyncIterator[None]:
-        """Serve names if there is a domain, and if no other server has the port.
+        """Serve names if the site has a domain, and if the port is free.
 
-        At the end, the process is ended if it is known that no VM needs it. Otherwise, it stays.
+        At the end, netd ends the process if netd knows all VMs and none needs the process. In all
+        other cases, the process stays.
         """
         async with background() as tasks:
             self._served = bool(self._site.domain)
@@ -86,24 +88,23 @@ class NamesKeeper:
                     await self._part(self._channel)
 
     async def end(self) -> None:
-        """End the process: to replace it, for an uninstall, or if the setting `zone` is empty."""
+        """End the process, for a replacement, an uninstall, or an empty setting `zone`."""
         if (found := await resolver_start.found(self._site)) is not None:
             await resolver_start.end(found.channel, self._site)
 
     # --- VMs ------------------------------------------------------------------------------
     def serve(self, attachment: Attachment) -> None:
-        """Give the VM its name, and answer queries from its addresses; repeatable."""
+        """Give the VM its name, and answer queries from its addresses. Idempotent."""
         if self._served:
             vm = self._vms[attachment.uid] = vm_of(attachment)
             self._send(vm_message(vm))
 
     def stop(self, uid: str) -> None:
-        """Forget a VM."""
         self._vms.pop(uid, None)
         self._send({"remove": uid})
 
     def complete(self) -> None:
-        """Note that all VMs of the host are known: the process forgets all others."""
+        """Note that all VMs of the host are known. The process forgets all other VMs."""
         self._all_known.set()
         self._send({"only": list(self._vms)})
 
@@ -112,7 +113,6 @@ class NamesKeeper:
             self._channel.send(message)
 
     async def _part(self, channel: ResolverChannel) -> None:
-        """End a process that no VM needs."""
         self._channel = None
         channel.send({"end": True})
         if not await wait_for_event(self._gone, END_S):
@@ -120,14 +120,13 @@ class NamesKeeper:
 
     # --- the process ----------------------------------------------------------------------
     async def _keep(self, ask: Ask, tasks: Background) -> None:
-        """Serve the process, and start it again whenever it ends."""
         pauses = delays(FIRST_RETRY_S, LAST_RETRY_S)
         while self._served:
             try:
                 channel = await self._opened()
             except PortTakenError as error:
                 log.error("VMs have no names: %s", error, extra={"code": "resolver_port"})
-                if not self._decided.is_set():  # guests get the servers of the host
+                if not self._decided.is_set():  # guests use the host's servers
                     self._served = False
                     self._decided.set()
                     return
@@ -140,7 +139,6 @@ class NamesKeeper:
         self._gone.set()
 
     async def _follow(self, channel: ResolverChannel, ask: Ask, tasks: Background) -> None:
-        """Serve the process until it ends."""
         self._tell_all(channel)
         self._decided.set()
         try:
@@ -160,7 +158,7 @@ class NamesKeeper:
             self.complete()
 
     async def _heard(self, channel: ResolverChannel) -> Message | None:
-        """Return the next message; None if the process ended, or was killed because it hung."""
+        """Return the next message; None after the end of the process. Kill a hung process."""
         for limit_s in (QUIET_S, HANG_S):
             try:
                 async with asyncio.timeout(limit_s):
@@ -180,9 +178,9 @@ class NamesKeeper:
             log.log(message["level"], "%s", message["log"], extra=extra)
 
     async def _opened(self) -> ResolverChannel | None:
-        """Return the channel to a process with this site; None if the caller has to try again.
+        """Return the channel to a process with this site; None if the caller must try again.
 
-        A former process answers until the new one is ready and all VMs are known.
+        A former process answers until the new process is ready and all VMs are known.
 
         Raises:
             PortTakenError: another server has the port.
@@ -192,7 +190,7 @@ class NamesKeeper:
             self._decided.set()
             if former.site == self._site.text():
                 return former.channel
-            former.channel.close()  # the former process still answers guests, as without a netd
+            former.channel.close()  # the former process continues without a netd
         channel = await resolver_start.launched(self._site)
         if channel is None:
             self._decided.set()

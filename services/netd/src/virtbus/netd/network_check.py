@@ -1,4 +1,4 @@
-"""Compares one network with the host, and makes its missing parts again."""
+"""Compares one network with the host, and restores what is missing."""
 
 from virtbus.netd.builder import Builder
 from virtbus.netd.core.finding import NetworkFinding, repaired, unbuilt
@@ -8,10 +8,13 @@ from virtbus.schemas.errors import VirtbusError
 
 
 async def examined(builder: Builder, entry: NetworkEntry, *, runs: bool) -> NetworkFinding | None:
-    """Return a finding if the network was incomplete. The caller holds the VM's lock.
+    """Mend a network, and return a finding if the network was incomplete.
 
-    `runs` is True if the guest runs. Then a network that cannot be mended, or whose tap the guest
-    has lost, is marked as failed. Without a guest, the next ensure makes such a network again.
+    The caller holds the VM's lock.
+
+    `runs` says if the guest runs. With a running guest, a network that cannot be mended, or whose
+    tap the guest has lost, becomes failed. Without a guest, the next ensure makes such a network
+    again.
     """
     attachment = entry.attachment
     named = builder.stands(attachment)
@@ -20,7 +23,7 @@ async def examined(builder: Builder, entry: NetworkEntry, *, runs: bool) -> Netw
     left: list[str] = []
     try:
         faults += await builder.mend(attachment) if stands else []
-        if stands and faults:  # without a kernel module, some parts cannot be made
+        if stands and faults:  # some faults remain if the kernel lacks a module
             left = await in_thread(lambda: builder.links.faults(attachment.joined))
     except (VirtbusError, OSError) as error:
         faults.append(str(error))

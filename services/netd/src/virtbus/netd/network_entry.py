@@ -1,4 +1,4 @@
-"""Holds the network of one VM in netd's memory: its attachment, phase and error."""
+"""Holds one VM's network in netd's memory: its attachment, phase and error."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from virtbus.schemas.errors import Code, ErrorBody, VirtbusError
 from virtbus.schemas.node_rpc import NetPhase, NetReady
 
 ENDS_TRIED = 3
-"""After so many failed releases, a forced one is not repeated, and what the plugin made stays."""
+"""After this many failed releases, a forced release gives up, and the plugin's leftovers stay."""
 
 
 @dataclass(slots=True)
@@ -18,22 +18,21 @@ class NetworkEntry:
 
     attachment: Attachment
     phase: NetPhase | None = None
-    """None if the network is not built, and only its addresses are remembered."""
+    """None if the network is not built: netd only keeps its addresses."""
     error: ErrorBody | None = None
     relabelled: bool = False
-    """True while the rules for new labels of a running guest are not in force."""
+    """True until the rules for a running guest's new labels are in force."""
     failed_ends: int = 0
     """The number of releases in which a CNI plugin failed."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the phase is ready or failed."""
 
     def settle(self, phase: NetPhase, error: ErrorBody | None = None) -> None:
-        """Set the final phase, and wake tasks that wait for it."""
         self.phase, self.error = phase, error
         self.settled.set()
 
     def mark_unbuilt(self) -> None:
-        """Remember only the addresses; the next `ensure` makes the network again."""
+        """Keep only the addresses. The next `ensure` makes the network again."""
         self.phase = None
         self.settled.clear()
 
@@ -41,7 +40,7 @@ class NetworkEntry:
         """Return the attachment once its phase is final.
 
         Raises:
-            VirtbusError: 504 `network_late` after `timeout_s`. The error of a failed network.
+            VirtbusError: 504 `network_late` after `timeout_s`, or the error of a failed network.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -58,24 +57,22 @@ class NetworkEntry:
         return self.attachment
 
     def gives_up(self, *, forced: bool) -> bool:
-        """Count a failed release; return True if it was forced and should not be repeated."""
+        """Count a failed release. Return True if the caller should give up a forced release."""
         self.failed_ends += 1
         return forced and self.failed_ends >= ENDS_TRIED
 
     def cut_off(self, faults: list[str]) -> NetworkFinding:
-        """Mark the network as failed: its running guest cannot get it back. Return the finding."""
         finding = lost(self.attachment, faults)
         self.settle(NetPhase.FAILED, finding.error)
         return finding
 
     @property
     def used(self) -> VirtbusError:
-        """Return the error of a removal while a guest runs with this network."""
+        """The error of a removal while a guest runs with this network."""
         message = "a guest runs with this network; netd removes it after the guest's end"
         return VirtbusError(Code.UNAVAILABLE, "network_used", message, after_ms=500)
 
     def ready(self) -> NetReady:
-        """Return the network as the agent and the bus see it."""
         return NetReady(
             uid=self.attachment.uid,
             epoch=self.attachment.epoch,

@@ -12,13 +12,14 @@ from virtbus.schemas.vm import RunStrategy, VmRecord
 
 
 class NetworkStep:
-    """Implements `record_worker.Step`: makes a network once, and later only checks it."""
+    """Implements `record_worker.Step`: makes a network once, and then only checks it."""
 
     name = "attach the network"
     span = "virtbus attach network"
     first_retry_s = 0.5
     interrupts = False
-    """A newer record does not cancel an attempt: a VM's start may wait for the attempt's taps."""
+    """False: a newer record must not cancel an attempt, because a VM's start may wait for its taps.
+    """
 
     def __init__(self, attachments: Attachments, reporter: NetworkReporter) -> None:
         self._attachments = attachments
@@ -27,22 +28,22 @@ class NetworkStep:
     def follows(self, record: VmRecord) -> bool:
         """Return False for a halted VM, which needs no network, and for an outdated record.
 
-        A restored bus may have a record with a lower epoch than this host's network. The agent
-        keeps its newer record in force. So an attempt with the older record would only report a
-        failure, at each periodic list.
+        A restored bus may have a record with a lower epoch than this host's network, while the
+        agent keeps its newer record in force. An attempt with the older record would only report a
+        failure at each periodic list.
         """
         known, _ready = self._attachments.look(record.uid)
         outdated = known is not None and record.epoch < known.epoch
         return record.spec.run_strategy is not RunStrategy.HALTED and not outdated
 
     def forgets(self, uid: str) -> None:
-        """Do nothing: a network is removed on a `release` request, or if a record asks for that."""
+        """Only a `release` request or a record removes a network."""
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[NetReady]:
-        """Attach the network; return its ready event, and its addresses if it was not ready before.
+        """Attach the network. Return its ready event, and a new network's addresses.
 
-        Removes the network instead if the record asks for that. Raises as `Attachments.ensure`, or
-        as `Attachments.release`.
+        If the record says `Released`, remove the network instead. Raises as `Attachments.ensure` or
+        `Attachments.release`.
         """
         del logins
         if record.spec.network_state is NetworkState.RELEASED:
@@ -55,7 +56,10 @@ class NetworkStep:
         return Ensured(ready, {"addresses": addresses})
 
     async def _released(self, record: VmRecord) -> Ensured[NetReady]:
-        """Remove the network; the ready event has no interfaces. Errors: `Attachments.release`."""
+        """Remove the network.
+
+        The ready event has no interfaces. Raises as `Attachments.release`.
+        """
         uid, epoch, generation = record.uid, record.epoch, record.generation
         if await self._attachments.release(uid, epoch, unused=True):
             self._reporter.released(uid, epoch)
@@ -63,7 +67,6 @@ class NetworkStep:
         return Ensured(ready, None)
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> NetReady:
-        """Return the message that the network of `record` failed with `error`."""
         return NetReady(
             uid=record.uid,
             epoch=record.epoch,

@@ -1,7 +1,7 @@
-"""Finds orphans and missing parts of networks on this host, for audits by the agent.
+"""Finds orphans and faults of networks on this host, for audits by the agent.
 
-Only resources with this netd's mark are considered: its own bridges, the ports of these bridges,
-and namespaces whose `lo` has the mark. Another netd on the host has another mark.
+The audit covers only resources with this netd's mark: its bridges, their ports, and namespaces
+whose `lo` has the mark.
 """
 
 from functools import partial
@@ -17,11 +17,11 @@ from virtbus.netd.edge.netlink import Netlink
 from virtbus.schemas.errors import VirtbusError
 
 HOST = ""
-"""The key for the host side, which has no uid."""
+"""The key of the host side, which has no uid."""
 
 
 class OrphanAudit:
-    """Inspects the host. It reports no orphans and no faults while netd recovers."""
+    """Inspects the host. Reports no orphans and no faults while netd recovers."""
 
     def __init__(self, doors: HostPorts, attachments: Attachments) -> None:
         self._doors = doors
@@ -30,14 +30,13 @@ class OrphanAudit:
         self._bridges = doors.attachers.bridges
 
     async def held(self) -> dict[str, tuple[str, ...]]:
-        """Return all network resources by uid: those of known VMs, and orphans."""
+        """Return all network resources by uid, including orphans."""
         found = self._attachments.resources()
         for uid, things in (await self.strays()).items():
             found[uid] = (*found.get(uid, ()), *things)
         return found
 
     async def strays(self) -> dict[str, list[str]]:
-        """Return namespaces and host links of unknown VMs, by uid."""
         if self._attachments.recovering:
             return {}
         found: dict[str, list[str]] = {}
@@ -46,7 +45,6 @@ class OrphanAudit:
         return found
 
     async def remove(self, uid: str) -> bool:
-        """Remove the orphans of a uid; return True if there were any."""
         netns = names.netns(uid)
         things = (await self.strays()).get(uid, [])
         if f"netns {netns}" in things:
@@ -57,7 +55,7 @@ class OrphanAudit:
         return bool(things)
 
     async def faults(self) -> dict[str, tuple[str, ...]]:
-        """Return messages about missing parts by uid, and about the host side under `HOST`."""
+        """Return messages about faults by uid, and about the host side under `HOST`."""
         if self._attachments.recovering:
             return {}
         found = {HOST: await in_thread(self._of_host)}
@@ -67,7 +65,7 @@ class OrphanAudit:
         return {uid: tuple(faults) for uid, faults in found.items() if faults}
 
     async def mend(self) -> None:
-        """Restore missing parts of networks. Remove bridges of earlier settings or without VMs."""
+        """Repair networks, and remove bridges of earlier settings or without VMs."""
         await self._attachments.replug()
         await self._attachments.compare()
         if self._attachments.recovering:
@@ -80,9 +78,9 @@ class OrphanAudit:
                     await in_thread(partial(self._bridges.remove, bridge))
 
     async def of_vm(self, attachment: Attachment) -> tuple[list[str], set[str]]:
-        """Return messages about missing parts of a VM's network and of the host's side of it.
+        """Return messages about faults of a VM's network, in its namespace and on the host.
 
-        Also return the taps of the VM that a process has open.
+        Also return the VM's taps that a process has open.
         """
         found, held = await self._of(attachment), set[str]()
         if self._doors.namespaces.exists(attachment.netns):
@@ -119,7 +117,7 @@ class OrphanAudit:
         faults = [f"bridge {name}: of earlier settings" for name in self._former()]
         nics = self._attachments.nics()
         for bridge, needed in self._bridges.needed(nics):
-            # if `untidy` is set, netd is about to remove a bridge that no VM needs
+            # if `untidy` is set, netd is about to remove unused bridges
             if needed or not self._attachments.untidy.is_set():
                 faults += bridge.faults(needed=needed)
         return faults

@@ -1,4 +1,4 @@
-"""Writes the guests that overlay networks have on other hosts into the tunnels of this host."""
+"""Keeps this host's tunnels up to date with the overlay guests of other hosts."""
 
 import asyncio
 import logging
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 SETTLES_S = 0.05
-"""Changes within this time are written together."""
+"""One write covers all changes within this time."""
 
 
 class OverlayPeers:
-    """Follows the node's `_peer` keys: each has the guests of a network on another host, a peer.
+    """Follows the node's `_peer` keys. Each key lists one network's guests on another host, a peer.
 
-    A value that cannot be read changes nothing.
+    Unreadable values are ignored.
     """
 
     def __init__(self, attachers: Attachers, attachments: Attachments) -> None:
@@ -34,7 +34,6 @@ class OverlayPeers:
         self._changed = asyncio.Event()
 
     def see(self, entry: Entry) -> None:
-        """Take an entry below the node's id; keys of other kinds change nothing."""
         if not entry.key.endswith(f".{subjects.PEER_KEY}"):
             return
         tunnels = self._attachers.tunnels
@@ -51,7 +50,7 @@ class OverlayPeers:
         self._changed.set()
 
     async def run(self, is_complete: Callable[[], bool]) -> None:
-        """Write each change. `is_complete` says if all keys are known. Never returns by itself."""
+        """Write each change. `is_complete` returns True once all keys are known. Never returns."""
         tunnels = self._attachers.tunnels
         while True:
             await wait_for_event(self._changed, LOOK_S)
@@ -66,7 +65,6 @@ class OverlayPeers:
                 self._changed.set()
 
     async def _write(self) -> bool:
-        """Write the peers of each network; return False if a write failed."""
         networks: dict[str, list[Nic]] = {}
         for one in self._attachments.ready():
             for nic in one.joined.nics:
@@ -76,7 +74,6 @@ class OverlayPeers:
         return all(mended)
 
     def _mended(self, nics: Sequence[Nic]) -> bool:
-        """Write the peers of one network; return True on success. Blocks."""
         try:
             self._attachers.verify(nics, mend=True)
         except (VirtbusError, OSError) as error:

@@ -1,7 +1,7 @@
-"""Starts passt again when it ends under a running guest, and reports the repair.
+"""Restarts passt when it ends under a running guest, and reports the repair.
 
-When passt or its relay ends, both end, and the kernel removes the parts of the interface that they
-held. Then the comparison of the VM's network with the host makes these parts again.
+When passt or its relay ends, both end, and the kernel removes the tap and the namespace that they
+held. A comparison of the VM's network with the host then restores both.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""The pause between two rounds. It limits the starts of a passt that always ends at once."""
+"""The pause between two rounds, against a fast loop if passt always ends at once."""
 MOST_UNREPORTED = 256
 
 
@@ -32,7 +32,7 @@ class PasstWatch:
         self._found: asyncio.Queue[NetworkFinding] = asyncio.Queue(MOST_UNREPORTED)
 
     def begin(self) -> None:
-        """Follow each process that is started or adopted from now on."""
+        """Follow each process that netd starts or adopts from now on."""
         loop = asyncio.get_running_loop()
 
         def follow(uid: str, process: int) -> None:  # called in other threads
@@ -47,7 +47,7 @@ class PasstWatch:
         self._wake.set()
 
     async def run(self) -> None:
-        """Mend networks whose passt has ended, also without the bus. Never returns by itself."""
+        """Mend networks whose passt has ended, also without the bus. Never returns."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -63,6 +63,6 @@ class PasstWatch:
             await asyncio.sleep(PAUSE_S)
 
     async def report(self, send: Callable[[NetworkFinding], Awaitable[None]]) -> None:
-        """Send each finding of `run`, also from before this call. Never returns by itself."""
+        """Send each finding of `run`, including earlier findings. Never returns."""
         while True:
             await send(await self._found.get())

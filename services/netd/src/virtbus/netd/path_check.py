@@ -1,4 +1,4 @@
-"""Describes the network of one VM on request, and tests each part of it."""
+"""Describes the network of one VM, and tests it, on request."""
 
 from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
@@ -13,7 +13,7 @@ _PLUGINS = "restore what the plugin made on the host, or create the VM again"
 
 
 class PathCheck:
-    """Reads the host only when it is asked. It changes nothing."""
+    """Reads the host on request, and changes nothing."""
 
     def __init__(self, doors: HostPorts, attachments: Attachments, audit: OrphanAudit) -> None:
         self._doors = doors
@@ -21,7 +21,6 @@ class PathCheck:
         self._audit = audit
 
     async def view(self, want: NetworkAsk) -> NetworkView:
-        """Return the path of the VM's packets; with `check`, also what is broken on it."""
         bridge = self._doors.bridge
         attachment, ready = self._attachments.look(want.uid)
         if attachment is None or ready is None:
@@ -48,7 +47,10 @@ class PathCheck:
         return view.model_copy(update={"faults": tuple(faults)})
 
     def _bridges(self, attachment: Attachment) -> dict[str, str]:
-        """Return the host's side of each interface that has one, by the interface's name."""
+        """Return the host side of each interface, by interface name.
+
+        Skip interfaces without a host side.
+        """
         attachers = self._doors.attachers
         sides = {nic.name: attachers.host_side(nic) for nic in attachment.nics}
         return {name: side for name, side in sides.items() if side}
@@ -62,7 +64,6 @@ class PathCheck:
         return [*faults, *plugins, *states_of(attachment, held, runs=runs)]
 
     async def _of_plugins(self, attachment: Attachment) -> list[PathFault]:
-        """Return a fault for each message of a CNI plugin's CHECK."""
         netns = self._doors.namespaces.path(attachment.netns)
         return [
             PathFault(interface=nic.name, what=what, next_step=_PLUGINS)

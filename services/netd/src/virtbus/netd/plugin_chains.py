@@ -1,4 +1,4 @@
-"""Runs the CNI plugins of interfaces, and hands the plugins' addresses to the guests."""
+"""Runs the CNI plugins of interfaces, and gives the plugins' addresses to the guests."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -17,13 +17,13 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 Keep = Callable[[Attachment], None]
-"""Called each time more of an attachment is known; the last value has what DEL needs."""
+"""Stores an attachment whenever more of it is known. DEL needs the last stored value."""
 
 
 class PluginChains:
-    """The plugin chains of conflists: files of the node, or parts of network objects.
+    """Runs the plugin chains of conflists, from files of the node or from network objects.
 
-    The methods may be cancelled.
+    All methods may be cancelled.
     """
 
     def __init__(self, namespaces: Namespaces, cni: Cni, nics: Callable[[], Iterable[Nic]]) -> None:
@@ -33,20 +33,19 @@ class PluginChains:
         self._nics = nics
         self._links = PluginLinks(namespaces)
         self.insistent: set[str] = set()
-        """Networks whose plugins choose the MAC. A VM is attached to them before its start, never
-        during it."""
+        """Networks whose plugins choose the MAC. A VM must be attached to them before its start."""
 
     async def add(
         self, attachment: Attachment, nics: Sequence[Nic], keep: Keep, before: frozenset[str]
     ) -> Attachment:
         """Run ADD of the chains of `nics`. After a failure, run DEL of these chains.
 
-        `before` are the links of the host before the first plugin runs.
+        `before` has the links of the host before the first plugin runs.
 
         Raises:
-            VirtbusError: the first failure, with the links that plugins have left on the host.
-                409 `cni_mac`: plugins chose another MAC, and `insistent` lacked their network.
-                The last value of `keep` has the conflists of `nics` only if a DEL failed, too.
+            VirtbusError: the first failure; its message names links that plugins left on the host.
+                409 `cni_mac`: plugins chose another MAC, and `insistent` lacked their network. If
+                DEL succeeded, the last value of `keep` has no conflists of `nics`.
         """
         latest = attachment
 
@@ -104,7 +103,8 @@ class PluginChains:
                 router6 = await in_thread(lambda: router_of(nic.gateway6))
                 nic = nic.model_copy(update={"router6": router6})
         finally:
-            # DEL needs the result: plugins find their rules by the address, which the link loses.
+            # DEL needs the result: plugins find their rules by the address, and the link loses the
+            # address.
             attachment = replaced(attachment, nic)
             keep(attachment)
         if link is None:
@@ -141,7 +141,6 @@ class PluginChains:
 
 
 def _with_links(error: VirtbusError, left: Sequence[str]) -> VirtbusError:
-    """Return an error that names links which appeared on the host and stayed."""
     if not left:
         return error
     body = error.body

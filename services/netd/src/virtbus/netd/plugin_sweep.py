@@ -1,4 +1,4 @@
-"""Lets CNI plugins clean up after attachments that have ended, and removes their cached results."""
+"""Lets CNI plugins clean up after ended attachments, and removes their cached results."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class PluginSweep:
     """Runs GC for the conflists of network objects.
 
     A conflist of the node may have other users, such as a container runtime. GC would end the
-    attachments of these users, which netd does not know. So netd runs no GC for such a conflist.
+    attachments of these users, so netd runs no GC for a conflist of the node.
     """
 
     def __init__(self, cni: Cni, attachments: Attachments) -> None:
@@ -24,13 +24,11 @@ class PluginSweep:
         self._attachments = attachments
 
     async def run(self) -> NoReturn:
-        """Sweep at the start, and each hour."""
         while True:
             await self.once()
             await asyncio.sleep(EVERY_S)
 
     async def once(self) -> None:
-        """Sweep once. A plugin that fails is logged."""
         self._cni.cache.prune(set(self._known()))
         own = {
             nic.cni.conflist["name"]: nic.cni.conflist
@@ -41,7 +39,6 @@ class PluginSweep:
             await self._cni.collect(conflist, self._known)
 
     def _known(self) -> Iterator[CniPlace]:
-        """Yield the attachment of each interface that plugins make or have made."""
         for uid, nic in self._nics():
             if nic.cni is not None:
                 yield CniPlace(nic.cni.conflist["name"], uid, nic.eth)

@@ -22,15 +22,16 @@ EVENTS = StepEvents(
 
 
 class NetworkReporter(StepReporter):
-    """A `StepReporter` that also reports findings of comparisons, and the span of vmwrapper."""
+    """A `StepReporter` that also reports findings of comparisons, and vmwrapper's spans."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         super().__init__(bus, "netd", node, EVENTS)
 
     async def found(self, finding: NetworkFinding) -> None:
-        """Emit an event that a network on the host differed from its state file.
+        """Emit an event about a network that differed from its state file.
 
-        If the guest has lost the network, the agent also gets a ready event that says "failed".
+        If the guest has lost the network, also send the agent a ready event with the phase
+        `failed`.
         """
         attachment = finding.attachment
         extra = {"code": finding.reason, "uid": attachment.uid}
@@ -59,7 +60,6 @@ class NetworkReporter(StepReporter):
             )
 
     def given_up(self, attachment: Attachment, error: VirtbusError) -> None:
-        """Emit an event that a forced release left behind what a CNI plugin made."""
         message = f"given up: {error.body.message}. These may remain: {remains(attachment.nics)}"
         log.warning("%s", message, extra={"code": "cni_given_up", "uid": attachment.uid})
         event = self.event(
@@ -75,7 +75,7 @@ class NetworkReporter(StepReporter):
         self.emit(event)
 
     def wrapped(self, done: Handover) -> None:
-        """Record the span of vmwrapper. vmwrapper itself has become QEMU, and cannot do it."""
+        """Record vmwrapper's span, because vmwrapper has become QEMU."""
         if done.traceparent is None or not done.entered_ns:
             return
         offset_ns = self._bus.sources.time_ns() - time.monotonic_ns()

@@ -1,10 +1,10 @@
 """Answers the DNS queries that guests send to the gateway of a Linux bridge of virtbus.
 
-Names of VMs are answered here, all others by the DNS servers of the network or the host. A guest
-finds the VMs of its own namespace, of its networks that share names, and of the namespaces that
-controllers open to it.
+The resolver itself answers for names of VMs, and forwards other queries to the DNS servers of the
+network or the host. A guest finds the VMs of its own namespace, of its networks that share names,
+and of the namespaces that controllers open to it.
 
-This module runs in the resolver's process, which outlives netd (`resolver_process/`).
+This module runs in the resolver's process (`resolver_process/`), which outlives netd.
 """
 
 import logging
@@ -28,7 +28,7 @@ from virtbus.netd.fleet_names import FleetNames
 log = logging.getLogger(__name__)
 
 FORWARDERS = 256
-"""Maximum number of server lists for which the last server that answered is remembered."""
+"""Maximum number of kept forwarders, one for each list of servers."""
 
 
 class Resolver:
@@ -58,11 +58,10 @@ class Resolver:
 
     @property
     def vms(self) -> frozenset[str]:
-        """Return the uids of the VMs."""
         return self._guests.uids
 
     def put(self, vm: NamedVm) -> None:
-        """Give the VM its name, and answer queries from its addresses; repeatable."""
+        """Give the VM its name, and answer queries from its addresses. Idempotent."""
         for address in set(self._guests.remove(vm.uid)).difference(dict(vm.gateways)):
             self._server.stop(address)
         self._guests.put(vm)
@@ -74,7 +73,6 @@ class Resolver:
                 log.warning("%s gets no answers to DNS queries: %s", address, error, extra=extra)
 
     def remove(self, uid: str) -> None:
-        """Forget a VM."""
         for address in self._guests.remove(uid):
             self._server.stop(address)
 
@@ -96,7 +94,6 @@ class Resolver:
         return await forwarder.ask(message, tcp=tcp) or dns_message.failure(query)
 
     def _forwarder_for(self, servers: tuple[Address, ...]) -> Forwarder:
-        """Return the forwarder that asks `servers`, or the host's servers if there are none."""
         if not servers:
             return self._forwarder
         known = self._of_networks.get(servers)
@@ -107,7 +104,7 @@ class Resolver:
     async def _known(
         self, vm: NamedVm, limits: QueryLimits, query: DnsQuery, meaning: Meaning
     ) -> bytes | None:
-        """Return the answer of virtbus; None if the query names the address of no known VM."""
+        """Return the answer of virtbus; None to forward a query for the address of no known VM."""
         match meaning:
             case VmName():
                 return await self._vm(vm, limits, query, meaning)
@@ -158,8 +155,8 @@ class Resolver:
     def _reachable(self, found: FoundName) -> list[Address]:
         """Return the addresses that guests of this host can reach.
 
-        Each host has a built-in network of its own. So no guest here reaches the built-in addresses
-        of guests on another host.
+        Each host has its own built-in network, so guests here cannot reach built-in addresses of
+        guests on other hosts.
         """
         addresses = []
         for text in found.addresses:

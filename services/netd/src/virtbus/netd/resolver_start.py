@@ -1,4 +1,4 @@
-"""Starts, finds and ends the resolver's process, with time limits for a process that hangs."""
+"""Starts, finds and ends the resolver's process, with time limits against a hung process."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from virtbus.netd.edge.resolver_launch import found_at, kill_at, launch
 log = logging.getLogger(__name__)
 
 HELLO_S = 60.0
-"""The time limit for a start and for an answer. On a busy host, a start takes many seconds."""
+"""The time limit of a start and of an answer. On a busy host, a start takes many seconds."""
 END_S = 10.0
 
 
@@ -21,15 +21,15 @@ class PortTakenError(Exception):
 
 
 class FoundResolver(NamedTuple):
-    """A process that runs."""
+    """A running process."""
 
     channel: ResolverChannel
     site: str
-    """The text of the `ResolverSite` with which the process was started."""
+    """The text of the process's `ResolverSite`."""
 
 
 async def found(site: ResolverSite) -> FoundResolver | None:
-    """Return the process that has the site's socket, or None. A process that hangs is killed."""
+    """Return the process behind the site's socket, or None. Kill a hung process."""
     channel = await found_at(site.socket)
     if channel is None:
         return None
@@ -43,7 +43,10 @@ async def found(site: ResolverSite) -> FoundResolver | None:
 
 
 async def launched(site: ResolverSite) -> ResolverChannel | None:
-    """Return the channel to a new process, which has no port yet; None after a logged error."""
+    """Return the channel to a new process; None after a logged error.
+
+    The process has no port yet.
+    """
     try:
         channel = await launch(site.text())
     except OSError as error:
@@ -51,7 +54,7 @@ async def launched(site: ResolverSite) -> ResolverChannel | None:
         return None
     try:
         made = _greeted(channel, await _next(channel, HELLO_S))
-    except BaseException as error:  # the process ends by itself when its channel is closed
+    except BaseException as error:  # the process ends when its channel closes
         channel.close()
         if not isinstance(error, TimeoutError):
             raise
@@ -63,7 +66,7 @@ async def launched(site: ResolverSite) -> ResolverChannel | None:
 
 
 async def begun(channel: ResolverChannel, site: ResolverSite) -> bool:
-    """Let a new process open the port; return False after an error, which is logged.
+    """Let a new process open the port. Return False after a logged error.
 
     Raises:
         PortTakenError: another server has the port.
@@ -85,7 +88,7 @@ async def begun(channel: ResolverChannel, site: ResolverSite) -> bool:
 
 
 async def end(channel: ResolverChannel, site: ResolverSite) -> None:
-    """End a process; return once it has closed its ports. A process that hangs is killed."""
+    """End a process, and wait until it has closed its ports. Kill a hung process."""
     channel.send({"end": True})
     try:
         async with asyncio.timeout(END_S):
@@ -98,7 +101,7 @@ async def end(channel: ResolverChannel, site: ResolverSite) -> None:
 
 
 async def end_hung(site: ResolverSite) -> None:
-    """Kill the process that has the site's socket, by its process id."""
+    """Kill the process behind the site's socket."""
     log.error("the resolver does not answer; it is killed", extra={"code": "resolver_hangs"})
     if not await in_thread(lambda: kill_at(site.socket)):
         log.error("the resolver cannot be killed", extra={"code": "resolver_stays"})

@@ -1,6 +1,6 @@
-"""Follows the security groups of this node's VMs, and applies each change to running guests.
+"""Follows the security groups of this node's VMs, and applies changes to running guests.
 
-The last state is in files, so that a netd without the bus has the same rules.
+Files keep the last state, so that a netd without the bus has the same rules.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 PAGE_BYTES = REQUEST_BYTES
 """The size limit of the groups in one answer."""
 AGAIN_S = 5.0
-"""The pause before rules that could not be applied are applied again."""
+"""The pause before a new attempt to apply rules."""
 
 
 class SecurityGroups:
-    """Brings the groups of this node's VMs from the bus into the rules of the VMs' interfaces."""
+    """Keeps the rules of VMs' interfaces up to date with the groups on the bus."""
 
     def __init__(
         self, node: str, doors: HostPorts, attachments: Attachments, store: GroupsStore
@@ -43,18 +43,18 @@ class SecurityGroups:
         self._unsaved: set[str] = set()
         self._applied: dict[str, tuple[GroupedNic, ...]] = {}
         self._late: set[str] = set()
-        """VMs whose networks were being built when rules were applied."""
+        """VMs whose networks were under construction during the last `_apply`."""
         self._changed = asyncio.Event()
         attachments.built = self._built
-        for one in store.all():  # before anything is made or adopted
+        for one in store.all():  # before any network is made or adopted
             key = node_group(node, one.group.namespace, one.group.name)
             self._book.groups[key] = one.group
             self._book.nonces[key] = one.nonce
 
     def known(self, after: str = "") -> KnownGroups:
-        """Return a page of the groups whose keys follow `after`, for a rebuild of the bus.
+        """Return a page of the groups with keys after `after`, to rebuild the bus.
 
-        The groups are without their peers.
+        The groups have no peers.
         """
         found: dict[str, NodeGroup] = {}
         left_bytes = PAGE_BYTES
@@ -70,7 +70,7 @@ class SecurityGroups:
 
     # --- the bus ----------------------------------------------------------------------------
     def see(self, item: Entry | WatchMark) -> None:
-        """Process an item of the watch on this node's keys. Unreadable values change nothing."""
+        """Process an item of the watch on this node's keys. Unreadable values are ignored."""
         if changed := self._watch.see(item):
             self._save(changed)
 
@@ -79,13 +79,12 @@ class SecurityGroups:
         self._changed.set()
 
     def _built(self, uid: str) -> None:
-        """Apply the rules again if a change came while this network was being built."""
+        """Apply the rules again if a change came during the construction of this network."""
         if uid in self._late:
             self._changed.set()
 
     # --- the host ---------------------------------------------------------------------------
     async def run(self) -> None:
-        """Apply each change. Never returns by itself."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -95,7 +94,10 @@ class SecurityGroups:
                 self._changed.set()
 
     async def _stored(self) -> bool:
-        """Run `_write`; return True on success. A failure is logged: rules are applied anyway."""
+        """Store the changed groups.
+
+        Log a failure and return False, so that the rules are applied anyway.
+        """
         try:
             await self._write()
         except OSError as error:
@@ -105,7 +107,7 @@ class SecurityGroups:
         return True
 
     async def _write(self) -> None:
-        """Make the files of changed groups durable. Raises OSError."""
+        """Raises OSError."""
         while self._unsaved:
             key = self._unsaved.pop()
             group = self._book.groups.get(key)
@@ -120,7 +122,6 @@ class SecurityGroups:
                 raise
 
     async def _apply(self) -> bool:
-        """Apply the rules to each VM for which they differ; return False if that failed for one."""
         complete = True
         there, self._late = self._attachments.ready(), self._attachments.begun()
         self._applied = {

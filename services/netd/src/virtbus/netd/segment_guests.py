@@ -1,8 +1,8 @@
-"""Follows the addresses that the DHCP servers of segments give to guests of this host.
+"""Follows the addresses that DHCP servers of segments give to this host's guests.
 
-A segment is a layer-2 network outside of virtbus. If a network on a segment has no subnet, a guest
-may use only the address of its last DHCP lease. The server's answer is read on the guest's tap, and
-the address is stored. A new address is reported once the bus is there.
+A segment is a layer-2 network outside of virtbus. On a segment's network without a subnet, a guest
+may use only the address of its last DHCP lease. netd reads the server's answer on the guest's tap
+and stores the address.
 """
 
 import asyncio
@@ -22,11 +22,12 @@ log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1024
 """Maximum number of DHCP leases that wait for `run`. Further DHCP leases are dropped: their guests
-may use the new addresses only after they have asked the server again."""
+can use the new addresses only after the next renewal.
+"""
 
 
 class SegmentGuests:
-    """Applies DHCP leases, and the reach rules of guests that are on no bridge of virtbus."""
+    """Applies segments' DHCP leases, and the reach rules of guests on no bridge of virtbus."""
 
     def __init__(self, doors: HostPorts, attachments: Attachments) -> None:
         self._bridge = doors.bridge
@@ -39,13 +40,12 @@ class SegmentGuests:
         doors.dhcp.leased = self._see
 
     def _see(self, uid: str, index: int, lease: DhcpLease) -> None:
-        """Keep the last DHCP lease of an interface for `run`."""
         if len(self._waiting) < _MOST_WAITING:
             self._waiting[uid, index] = lease
             self._wake.set()
 
     async def run(self) -> None:
-        """Apply DHCP leases, also without the bus. Never returns by itself."""
+        """Apply DHCP leases, also without the bus. Never returns."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -59,12 +59,12 @@ class SegmentGuests:
                 except (VirtbusError, OSError) as error:
                     extra = {"code": "lease_failed", "uid": uid}
                     log.warning("%s is not in use: %s", lease.address, error, extra=extra)
-                if self._attachments.state_of(uid) != before:  # maybe although its rules failed
+                if self._attachments.state_of(uid) != before:  # possible even after an error
                     self._unreported.add(uid)
                     self._applied.set()
 
     async def report(self, send: Callable[[NetReady], Awaitable[None]]) -> None:
-        """Report VMs with new addresses, also from before this call. Never returns by itself."""
+        """Report VMs with new addresses, including earlier changes. Never returns."""
         while True:
             await self._applied.wait()
             self._applied.clear()
@@ -74,10 +74,9 @@ class SegmentGuests:
                     await send(ready)
 
     async def guard(self) -> None:
-        """Apply this host's reach rules to guests that are on no bridge of virtbus.
+        """Apply this host's reach rules to guests on no bridge of virtbus.
 
-        A failure for a VM's taps is logged. Raises OSError if the table for guests of CNI plugins
-        cannot be changed.
+        A failure at a VM's taps is logged. Raises OSError if the table for CNI guests fails.
         """
         for attachment in self._attachments.ready():
             if not any(nic.filters_reach for nic in attachment.nics):

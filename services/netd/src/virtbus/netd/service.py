@@ -1,4 +1,4 @@
-"""Runs netd: handles records and requests, and reports networks and ready events."""
+"""Runs netd: handles records and requests, and reports networks."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ from virtbus.schemas.wire import valid_uid, validate
 log = logging.getLogger(__name__)
 
 CATCH_UP_S = 2.0
-"""A request for a network waits this long for its record from the bus."""
+"""The time that a request for a network waits for its record from the bus."""
 COMPILER: str | None = "gcc"
 """Compiles vmwrapper. With None, the slower Python version is installed."""
 
@@ -135,14 +135,12 @@ class Netd:
                     )
 
     def _duties(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        """Return the tasks that run after the recovery, while the bus is there."""
         sweep = PluginSweep(self._ports.cni, self._attachments)
         report = partial(self._networks.segments.report, self._reporter.ready)
         ended = partial(self._networks.passt.report, self._reporter.found)
         return report, ended, self._networks.groups.run, sweep.run
 
     def _of_node(self, item: Entry | WatchMark) -> None:
-        """Process an item of the watch that is no VM's record."""
         self._networks.groups.see(item)
         if isinstance(item, Entry):
             self._networks.reach.see(item)
@@ -155,7 +153,6 @@ class Netd:
         self._reporter.wrapped(done)
 
     async def _compare(self) -> None:
-        """Check all networks on the host, repair them, and report each difference."""
         try:
             await self._attachments.replug()
             for finding in await self._attachments.compare():
@@ -168,7 +165,7 @@ class Netd:
     def _endpoints(self, work: RecordWorker[NetReady]) -> list[Endpoint]:
         async def ensure(request: Request) -> NetReady:
             asked = validate(Ensure, request.data).record
-            # before the attempt, because this is no failure of the VM, and needs no event
+            # before the attempt: a recovery is no failure of the VM, and needs no event
             self._attachments.refuse_while_recovering()
             ready = await work.join_or_attempt(await _newest(work, asked))
             if ready.error is not None:
@@ -228,7 +225,6 @@ class Netd:
         return HeldResources(things=held, faults=await self._leftovers.faults())
 
     async def _traffic(self, uid: str) -> Counters:
-        """Return the counters of a VM's interfaces. netd reads them from the kernel on request."""
         self._attachments.refuse_while_recovering()
         if uid in self._attachments.begun():
             message = f"netd is building the network of VM {uid}; try again in a second"
@@ -243,9 +239,9 @@ class Netd:
         return self._ports.dhcp.with_floods(counted)
 
     async def _release(self, uid: str, epoch: int, *, forced: bool) -> bool:
-        """Remove the network of `uid`; return True if there was one.
+        """Remove the network of `uid`. Return False if none exists.
 
-        With `ANY_EPOCH`, which audits send, orphans are removed, too.
+        `ANY_EPOCH`, which audits send, also removes orphans.
         """
         if await self._attachments.release(uid, epoch, forced=forced):
             return True
@@ -289,17 +285,18 @@ class Netd:
         )
 
     def _offered(self) -> tuple[list[SegmentLink], TunnelEnd | None, tuple[str, ...]]:
-        """Return the host's links, the end of its tunnels, and its addresses. Blocks."""
         attachers = self._ports.attachers
         return attachers.segments.offered(), attachers.tunnels.end(), attachers.bridges.addresses()
 
 
 async def _newest(work: RecordWorker[NetReady], record: VmRecord) -> VmRecord:
-    """Return a VM's record from the bus, or `record` if the bus has only an older one.
+    """Return a VM's record from the bus, or `record` if the bus has only an older record.
 
-    Once netd has the record from the bus, it also has the keys that were written before it, such as
-    those of security groups. A late request with an older record undoes nothing. Raises
-    VirtbusError 503 `record_late` if the record does not come within CATCH_UP_S.
+    After the record, netd also has all keys that were written before it, such as those of security
+    groups. An older record in a late request has no effect.
+
+    Raises:
+        VirtbusError: 503 `record_late`: the record did not come within CATCH_UP_S.
     """
     found = await work.newest(record, CATCH_UP_S)
     if found is None:
@@ -312,10 +309,10 @@ async def _newest(work: RecordWorker[NetReady], record: VmRecord) -> VmRecord:
 
 
 async def teardown(settings: Settings, ports: HostPorts) -> None:
-    """Remove every network of this host, even of running guests; for an uninstall.
+    """Remove every network of this host, even of running guests, for an uninstall.
 
     Raises:
-        VirtbusError: 409 `netd_running` while a netd runs here. The error of a CNI plugin.
+        VirtbusError: 409 `netd_running` while a netd runs here, or the error of a CNI plugin.
     """
     attachments = Attachments(ports, settings.site())
     try:

@@ -15,8 +15,9 @@ from virtbus.schemas.address_pool import pool_of
 from virtbus.schemas.dns import is_domain
 
 GIVES_UP_S = 60
-"""Seconds that are added to a DHCP lease. udhcpc gives a DHCP lease up half a minute before its
-end, after three last attempts to renew it."""
+"""Seconds that are added to a DHCP lease. udhcpc gives up a DHCP lease half a minute before its
+end, after three last attempts to renew it.
+"""
 
 
 class Settings(ServiceSettings):
@@ -179,13 +180,12 @@ class Settings(ServiceSettings):
 
     @property
     def gateways(self) -> Gateways:
-        """Return the gateways of the built-in network."""
         return Gateways(self.subnet, self.subnet6)
 
     def reach(self, resolver: tuple[IPv4Address, ...] = ()) -> ReachRules:
-        """Return the reach rules that the settings give, without addresses of hosts and servers.
+        """Return the reach rules of the settings, without addresses of hosts and bus servers.
 
-        `resolver` are the addresses of this host at which the resolver answers.
+        `resolver` has the addresses at which the resolver answers.
         """
         return ReachRules(
             closed=self.guests_may_not_reach,
@@ -194,7 +194,6 @@ class Settings(ServiceSettings):
         )
 
     def site(self) -> DhcpSettings:
-        """Return the DHCP settings that all guests share."""
         return DhcpSettings(
             dns=self.dns or host_dns(RESOLV_CONF),
             ntp=self.ntp,

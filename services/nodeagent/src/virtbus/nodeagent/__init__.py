@@ -1,4 +1,5 @@
-"""The nodeagent: turns records into libvirt domains and keeps them in the desired state.
+"""The nodeagent: makes libvirt domains from records, and keeps them in the desired state.
 
-Only this service ends VMs and writes their status. Must not enter: images, networks, names.
+Only this service ends VMs and writes their status. Images, networks and names belong to other
+services.
 """

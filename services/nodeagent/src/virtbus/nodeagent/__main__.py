@@ -1,4 +1,4 @@
-"""Starts `virtbus-nodeagent`: builds its parts from the settings, and serves."""
+"""Starts `virtbus-nodeagent`: builds its objects from the settings, and serves."""
 
 import virtbus.bus.quick_start  # noqa: F401  before all other imports
 
@@ -62,7 +62,6 @@ async def _accelerators(settings: Settings) -> tuple[str, ...]:
 
 
 def _chosen(accelerators: tuple[str, ...], record: VmRecord) -> str:
-    """Return the accelerator of a VM: the host's best one if the spec says `auto`."""
     wanted = record.spec.domain.accelerator
     return accelerators[0] if wanted == "auto" else wanted
 
@@ -153,8 +152,8 @@ async def _bus(stack: AsyncExitStack, settings: Settings, ends: LocalEnds) -> Bu
     """Serve the node's container runtime, and connect to the bus.
 
     Raises:
-        UnavailableError: the bus is away. Before it is raised, this agent ends the guests whose end
-            the container runtime has requested. systemd then starts the process again.
+        UnavailableError: the bus is away. The agent first ends guests whose end the container
+            runtime has requested. systemd then restarts the process.
     """
     door = local_socket.serving(settings.run_dir / "agent.sock", ends.end)
     await stack.enter_async_context(door)
@@ -166,11 +165,10 @@ async def _bus(stack: AsyncExitStack, settings: Settings, ends: LocalEnds) -> Bu
 
 
 async def _ownership(settings: Settings, bus: Bus, hypervisor: LibvirtHypervisor) -> Ownership:
-    """Take the node's instance key for this agent, and return its `Ownership`."""
     identity = HostIdentity(settings.state_dir, settings.run_dir, settings.boot_id)
 
     async def end_guests() -> None:
-        """End this agent's guests: the node belongs to another host, which may run the same VMs."""
+        """End this agent's guests, because another host has the node and may run the same VMs."""
         for domain in await hypervisor.list_domains():
             if domain.active and await hypervisor.uses(domain.uid, settings.state_dir):
                 log.warning(
@@ -189,15 +187,15 @@ async def _host(
 ) -> Callable[[], HostFacts]:
     """Return a function that reads the host's facts.
 
-    libvirt's versions and its largest number of vCPUs are read here, and only once. If libvirt does
-    not answer within 10 s, they stay unknown until the agent's next start.
+    libvirt's versions and maximum of vCPUs are read only once, here. If libvirt does not answer
+    within 10 s, they stay unknown until the agent's next start.
     """
     versions: dict[str, str] = {}
     max_vcpus = 0
     try:
         async with asyncio.timeout(10):
             versions, max_vcpus = await hypervisor.versions(), await hypervisor.max_vcpus()
-    except Exception as error:  # noqa: BLE001  libvirt may start later: the agent waits for it
+    except Exception as error:  # noqa: BLE001 libvirt may start later
         log.warning("versions unknown: %s", error, extra={"code": "libvirt_down"})
     return lambda: host_facts(
         settings.state_dir,

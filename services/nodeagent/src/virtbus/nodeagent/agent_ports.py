@@ -34,7 +34,10 @@ from virtbus.schemas.vm import VmRecord
 
 
 class AgentEvents:
-    """Emits the agent's events. No event is dropped as the duplicate of another."""
+    """Emits the agent's events.
+
+    Each event has a unique id, so that no event is dropped as a duplicate.
+    """
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._events = EventRecorder(bus, "nodeagent", node)
@@ -42,14 +45,14 @@ class AgentEvents:
         self._run = bus.sources.time_ns()
 
     def emit(self, kind: EventKind, record: VmRecord, **fields: Any) -> None:
-        """Emit an event about `record`; `fields` are reason, message and took_ms."""
+        """`fields` are reason, message and took_ms."""
         self._count += 1
         self._events.emit(self._events.about(kind, record, **fields), f"{self._run}:{self._count}")
 
 
 @dataclass(frozen=True, slots=True)
 class AgentPorts:
-    """The ports of one agent."""
+    """The ports of one agent. Defaults with `No` in their name are for simulated guests."""
 
     bus: Bus
     settings: Settings
@@ -64,19 +67,12 @@ class AgentPorts:
     gate: Gate | None = None
     """Awaited before each list of the records. Raises if another instance holds the node."""
     freezes: Freezes = field(default_factory=NoFreezes)
-    """The default is for simulated guests."""
     layers: GuestLayerPort = field(default_factory=NoLayers)
-    """The default is for simulated guests."""
     backups: GuestBackupPort = field(default_factory=NoBackups)
-    """The default is for simulated guests."""
     reads: DiskServers = field(default_factory=NoReadings)
-    """The default is for simulated guests."""
     plugs: DiskPlugs = field(default_factory=NoPlugs)
-    """The default is for simulated guests."""
     logins: Logins = field(default_factory=NoLogins)
-    """The default is for simulated guests."""
     shares: SharedDirectories = field(default_factory=NoShares)
-    """The default is for simulated guests."""
     disk_work: DiskWork = field(default_factory=DiskWork)
     servers: AwayServers = field(default_factory=AwayServers)
-    """Keeps the pools whose server does not answer."""
+    """The pools whose server does not answer."""

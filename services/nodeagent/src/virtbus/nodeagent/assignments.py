@@ -44,7 +44,7 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 _OF_OTHERS = frozenset({subjects.HOST_KEY, subjects.HOSTS_KEY, subjects.PEER_KEY})
-"""Keys below the node that are no records of VMs. The watch on records ignores them."""
+"""Keys below the node for other services. This module ignores them."""
 
 LOOK_AGAIN_S = 2.0
 COMPARING = "the agent compares host and records; nothing is started or ended yet"
@@ -84,7 +84,7 @@ class Assignments:
         )
         self.left = StatusCollector(tools.bus, tools.settings.node)
         self.sweep_due = asyncio.Event()
-        """Set when a purged record may have left orphans on this host."""
+        """Set when the end of a purged record may have left orphans on this host."""
         self.group: asyncio.TaskGroup | None = None
         self.relist: Callable[[], None] = lambda: None
         self._next: dict[str, VmRecord] = {}
@@ -93,7 +93,7 @@ class Assignments:
         self._node_spec = NodeSpecFollower(tools.files)
         self._looking = False
         self._promised: dict[str, int] = {}
-        """Guest memory in bytes that each VM takes, by uid. The check of a new VM adds them up."""
+        """Guest memory of each VM in bytes, by uid. `_cannot_take` adds these up."""
         self._of_record: dict[Reaction, Callable[[str, VmRecord], None]] = {
             "adopt": lambda _, record: self._adopt(record),
             "reject": self._reject,
@@ -117,7 +117,6 @@ class Assignments:
 
     # --- the list --------------------------------------------------------------------------------
     def take(self, item: Entry | WatchMark) -> None:
-        """Handle an item of the watch on this node's records."""
         if item is WatchMark.RESET:
             self.join.nonce = ""
             self.listings.begin()
@@ -153,7 +152,7 @@ class Assignments:
                 self._take_record(uid, self._domains.shared(record))
 
     def _take_node_spec(self, entry: Entry) -> None:
-        """Handle the desired state of this node. A fenced node starts nothing."""
+        """A fenced node starts nothing."""
         self._node_spec.take(entry)
         if self.join.trusted:
             self._node_spec.keep()
@@ -189,7 +188,7 @@ class Assignments:
         return "successor" if successor else "record"
 
     def _take_purge(self, uid: str, purge: Word) -> None:
-        """Handle the purge of a record after a delete or a move. No purge starts anything.
+        """Handle the purge of a record after a delete or a move. A purge never starts a VM.
 
         An actor ends its VM if the bus is the joined one.
         """
@@ -201,9 +200,8 @@ class Assignments:
     def _synced(self) -> None:
         """Handle the end of a list.
 
-        VMs that are on disk here, and have no readable record in the list, get an actor, too. If
-        the joined bus has no record of a VM, the VM's actor is held. If the list is of another bus,
-        all actors are held.
+        Each VM on this host's disk gets an actor, even without a readable record in the list. A VM
+        without a record on the joined bus is held. If the list is of another bus, all VMs are held.
         """
         trusted = self.join.synced()
         self._node_spec.synced()
@@ -227,7 +225,7 @@ class Assignments:
         self.listed = True
 
     async def _look_again(self) -> None:
-        """List again after 2 s: the bus has no join record, or its server still loads its data."""
+        """List again after 2 s: the bus lacks a join record, or its server still loads data."""
         await asyncio.sleep(LOOK_AGAIN_S)
         self._looking = False
         self.relist()
@@ -264,13 +262,16 @@ class Assignments:
             actor.resume()
 
     def restore(self, record: VmRecord) -> None:
-        """Create an actor for a VM from the quarantine. It is held until the bus has its record."""
+        """Create an actor for a VM from the quarantine.
+
+        The VM is held until the bus has its record.
+        """
         self.listings.hear(record.uid, "restored")
         self.on_disk[record.uid] = record
         self._adopt(record, held=NO_RECORD)
 
     def _adopt(self, record: VmRecord, held: str = "") -> None:
-        """Create an actor for a VM, and pass it the VM's domain. A new VM may be refused."""
+        """Create a VM's actor, and pass it the VM's domain. Refuse a new VM that does not fit."""
         assert self.group is not None  # noqa: S101  set before the watch begins
         facts = self.domains.pop(record.uid, None)
         was_on_disk = self.on_disk.pop(record.uid, None) is not None
@@ -291,15 +292,15 @@ class Assignments:
         self.group.create_task(self._live(actor))
 
     def _cannot_take(self, record: VmRecord) -> str:
-        """Return why this node refuses a VM that is new to it; empty if it takes the VM.
+        """Return the reason to refuse a VM that is new to this node; empty to take the VM.
 
-        Controllers place VMs by their caches, which may be outdated.
+        Controllers place VMs by caches, which may be outdated.
         """
         files = self._tools.files
         refused = files.refused(record.uid)
         if record.ending or files.epoch(record.uid) > refused:
             return ""
-        # already refused under this epoch; a controller may be reassigning it now
+        # refused before under this epoch; a controller may be reassigning the VM now
         if record.epoch <= refused:
             return "refused it before"
         if node_of(record.owner):  # kubelet decides about the pods of its node
@@ -319,7 +320,6 @@ class Assignments:
             self._adopt(record)
 
     def ready(self, part: ImageReady | NetReady) -> None:
-        """Handle a ready event of imaged or netd."""
         actor = self.actors.get(part.uid)
         if actor is not None:
             actor.on_dependency(part)

@@ -1,11 +1,11 @@
 """Compares the host with the records, and removes orphans.
 
-A finding counts only if two scans have it. Before a complete list of the joined bus, the audit
-calls nothing an orphan. It removes orphans in the order of a delete: guest, then network and disks,
-then files and the status. Resources of another agent on this host are ignored.
+A finding counts only if two scans have it. Before a complete list of the joined bus, orphans are
+unknown. The audit removes orphans in the order of a delete: guest, then network and disks, then
+files and the status. It ignores resources of another agent on this host.
 
-A missing record is no command (ADR 0033). So a running guest keeps all its resources unless its
-record was purged. Disks go to the quarantine unless a user's delete purged the record.
+A missing record is no command (ADR 0033). Only a purge of its record lets the audit remove
+resources of a running guest. If no user's delete purged the record, the disks go to the quarantine.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
-"""The delay between two scans, in which most creates and deletes in progress end."""
+"""The delay between two scans. Most creates and deletes in progress end meanwhile."""
 ASK_S = 5.0
 RETRY_S = (2.0, 60.0)
 LEFT_OVER = "neither the bus nor this host has a record of the VM"
@@ -59,7 +59,6 @@ class Auditor:
         self._vms = vms
 
     async def answer(self, request: Request) -> Audited:
-        """Return the findings; repair them if the request says so."""
         want = validate(Audit, request.data)
         found = await self.look(want.statuses)
         if want.repair and found:
@@ -69,7 +68,7 @@ class Auditor:
     async def sweep(self) -> None:
         """Remove orphans that persist for `orphan_grace_s`, or whose record was purged.
 
-        Never returns. A failed scan or repair is retried soon.
+        Never returns. Retries failed scans and repairs soon.
         """
         loop, settings = asyncio.get_running_loop(), self._tools.settings
         interval_s, grace_s = settings.resync_s, settings.orphan_grace_s
@@ -78,7 +77,7 @@ class Auditor:
         wait_s = interval_s
         while True:
             if await wait_for_event(self._vms.sweep_due, wait_s):
-                await asyncio.sleep(LOOK_AGAIN_S)  # imaged and netd see the purge meanwhile
+                await asyncio.sleep(LOOK_AGAIN_S)  # imaged and netd see the purge in this time
             self._vms.sweep_due.clear()
             # netd repairs faults itself
             found = [finding for finding in await self.look(()) if finding.kind != "fault"]
@@ -97,8 +96,8 @@ class Auditor:
     async def look(self, statuses: Collection[str]) -> list[AuditFinding]:
         """Return the findings that two scans have in common.
 
-        Services that do not answer come first, the other findings are sorted by uid. Without a
-        complete list of the joined bus, the only finding says so.
+        Services that do not answer come first; the other findings are in the order of uids. Without
+        a complete list of the joined bus, the only finding reports that fact.
         """
         if not self._vms.join.trusted:
             what = "the bus is not the one that the node joined, or is not read yet"
@@ -171,8 +170,8 @@ class Auditor:
     async def repair(self, found: Collection[AuditFinding]) -> list[AuditFinding]:
         """Remove the orphans of each uid, and let netd repair faults.
 
-        Return the findings, each marked as repaired or not. If a service does not answer the last
-        scan, none counts as repaired.
+        Return the findings with their `repaired` marks. If a service does not answer the last scan,
+        no finding counts as repaired.
         """
         if any(finding.kind == "fault" for finding in found):
             await self._mend()
@@ -210,11 +209,11 @@ class Auditor:
             log.warning("cannot repair the network: %s", error, extra={"code": "not_repaired"})
 
     async def end(self, uid: str, why: str) -> None:
-        """Remove a VM without record and actor, and end its guest, on a person's request.
+        """On a person's request, end the guest of a VM without record and actor, and remove the VM.
 
         Raises:
             VirtbusError: 409 `other_bus`: the agent follows no complete list of the joined bus.
-            VirtbusError, BusError: not everything was removed; a repeat continues.
+            VirtbusError, BusError: a removal failed; a repeat of the call continues.
         """
         if not self._vms.join.trusted:
             node = self._tools.settings.node
@@ -227,7 +226,7 @@ class Auditor:
         await self._remove(uid, kinds, why)
 
     async def _remove(self, uid: str, kinds: Collection[str], why: str = LEFT_OVER) -> None:
-        """Remove a uid's orphans in the order of a delete: the guest first, then its resources."""
+        """Remove a uid's orphans in the order of a delete."""
         if "domain" in kinds:
             if self._vms.listings.purged(uid) is not None:
                 await self._tools.hypervisor.destroy(uid)

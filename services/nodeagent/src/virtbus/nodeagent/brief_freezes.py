@@ -1,4 +1,4 @@
-"""Freezes a guest's file systems for the instant of a snapshot, a backup or a reading of disks."""
+"""Freezes a guest's file systems for the instant of a snapshot, backup or reading of disks."""
 
 import logging
 
@@ -8,16 +8,15 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 FREEZE_S = 60.0
-"""The agent, or after its death the next agent, thaws the guest at the latest after this time."""
+"""After this time at the latest, this agent or its successor thaws the guest."""
 FREEZE_TIMEOUT_S = 10.0
 THAW_S = 10.0
 
 
 async def freeze(freezes: Freezes, uid: str) -> str:
-    """Freeze the guest's file systems. Return the reason if this froze nothing; otherwise "".
+    """Freeze the guest's file systems. Return "", or the reason for no new freeze.
 
-    If a user has frozen the guest already, nothing is done, so that the user's freeze keeps its
-    deadline.
+    A freeze by a user keeps its deadline.
     """
     if freezes.of(uid) is not None:
         return "a user has frozen it before"
@@ -29,7 +28,7 @@ async def freeze(freezes: Freezes, uid: str) -> str:
 
 
 async def thaw(freezes: Freezes, uid: str, why: str) -> None:
-    """Thaw the guest. After an error, the guest stays frozen until the deadline of the freeze."""
+    """Thaw the guest. After an error, the guest stays frozen until the freeze's deadline."""
     try:
         await freezes.thaw(uid, why, timeout_s=THAW_S)
     except VirtbusError as error:

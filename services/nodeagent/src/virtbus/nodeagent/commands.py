@@ -1,7 +1,7 @@
 """Handles `rpc.agent.command` and `rpc.agent.freeze`, which leave no desired state.
 
-A command acts at most once for each id. Its id is written to disk before it acts, so that neither a
-repeated request nor a restarted agent runs it again (ADR 0021). A freeze may be repeated.
+A command acts at most once for each id. The agent stores the id on disk before the act, so that
+neither a repeated request nor a restarted agent acts again (ADR 0021). A freeze may be repeated.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from virtbus.schemas.node_rpc import GuestCommand, GuestFreeze
 from virtbus.schemas.wire import validate
 
 KEPT = 64
-"""The number of commands that are remembered per VM, so that repeats are recognised."""
+"""The number of stored commands per VM, to recognise repeats."""
 BEGUN, DONE = "begun", "done"
 KINDS = {"reset": EventKind.GUEST_RESET, "soft-reboot": EventKind.GUEST_REBOOTING}
 FREEZE_KINDS: dict[FreezeChange, EventKind] = {
@@ -31,11 +31,11 @@ FREEZE_KINDS: dict[FreezeChange, EventKind] = {
     "thawed": EventKind.GUEST_THAWED,
 }
 ANSWER_S = 0.5
-"""Seconds of a request's time that are left for the agent's own answer."""
+"""Seconds of a request's time that the agent reserves for its own answer."""
 
 
 class Commands:
-    """Runs commands. `guests` is the agent's own map of uid to actor, as it is at each call."""
+    """Runs commands. `guests` is the agent's live map of actors by uid."""
 
     def __init__(
         self, tools: AgentPorts, guests: Mapping[str, VmActor], check_here: Callable[[str], None]
@@ -52,7 +52,7 @@ class Commands:
         tools.freezes.heard = self._heard
 
     async def do(self, request: Request) -> Empty:
-        """Run the command of a request.
+        """Run a command.
 
         Raises:
             VirtbusError: the command did not run, or its outcome is unknown.
@@ -68,8 +68,8 @@ class Commands:
         """Freeze or thaw a guest. A frozen guest gets the new deadline.
 
         Raises:
-            VirtbusError: the request did not freeze, extend or thaw. A guest that it may have
-                frozen is thawed at once; a guest that was frozen before keeps its deadline.
+            VirtbusError: the request failed. A guest that it may have frozen is thawed at once. A
+                guest that was frozen before keeps its deadline.
         """
         want = validate(GuestFreeze, request.data)
         self._check_here(want.uid)
@@ -117,7 +117,7 @@ class Commands:
         await files.keep_commands(want.uid, results | {want.id: DONE})
 
     def _fit_command(self, want: GuestCommand) -> VmActor:
-        """Return the actor of the command's VM; raise 409 or 503 if its guest cannot take it."""
+        """Return the actor of the command's VM; raise 409 or 503 if its guest is not fit."""
         guest = self._fit(want.uid, want.epoch)
         if want.verb == "soft-reboot" and guest.vm.phase == "paused":
             raise _paused(guest)
@@ -128,7 +128,7 @@ class Commands:
         return guest
 
     def _fit(self, uid: str, epoch: int) -> VmActor:
-        """Return the actor of a VM whose guest is up; raise 409 or 503 otherwise."""
+        """Return the actor of a VM whose guest is up, or raise 409 or 503."""
         guest = self._guests.get(uid)
         if guest is None or guest.vm.record.epoch != epoch or guest.vm.record.ending:
             message = f"{uid} was moved or is being deleted; read it again"

@@ -1,6 +1,6 @@
-"""Describes the disks of a running guest for backups and readings, and makes the errors of both.
+"""Describes a running guest's disks for backups and readings, and makes the errors of both.
 
-In a reading, the guest's QEMU serves the disks of one instant to a reader.
+In a reading, QEMU serves the disks of one instant to a client.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from virtbus.schemas.backup import BackedDisk, BackupWork
 from virtbus.schemas.errors import Code, VirtbusError
 
 LATER = frozenset({"recovering", UNKNOWN})
-"""Reasons of errors after which the caller repeats the step and removes nothing."""
+"""Error reasons after which the caller only repeats the step, without a clean-up."""
 
 
 class CopiedDisks(NamedTuple):
@@ -30,13 +30,13 @@ class CopiedDisks(NamedTuple):
 async def copied_disks(
     tools: AgentPorts, guest: ActorState | None, work: BackupWork
 ) -> CopiedDisks:
-    """Return the disks of `work`, with their sizes, if the guest's QEMU can copy them now.
+    """Return the disks of `work` with their sizes, if QEMU can copy them now.
 
     Raises:
         VirtbusError: 409 `guest_ended`: the guest does not run.
             409 `layers_differ`: libvirt's XML names a file that QEMU does not use.
-            409 `disk_not_switchable`: a disk is no file of the node, is on nvme, or is not in the
-            guest.
+            409 `disk_not_switchable`: a disk is no file of the node, is on nvme, or is missing in
+            the guest.
         VirtbusError: 503 `guest_unknown`: libvirt does not answer, or a disk is being attached.
     """
     with asked_again():
@@ -54,7 +54,7 @@ async def copied_disks(
 
 @contextlib.contextmanager
 def asked_again() -> Iterator[None]:
-    """Turn each 503 of the block into 503 `guest_unknown`, after which the step is repeated."""
+    """Turn each 503 of the block into 503 `guest_unknown`: the caller then repeats the step."""
     try:
         yield
     except VirtbusError as error:
@@ -70,7 +70,7 @@ def unknown(why: str) -> VirtbusError:
 
 
 def guest_ended() -> VirtbusError:
-    """Return 409 `guest_ended`: the guest ended too early."""
+    """Return 409 `guest_ended`."""
     message = "the guest ended before its disks were copied; repeat the backup"
     return VirtbusError(Code.CONFLICT, "guest_ended", message)
 

@@ -15,14 +15,14 @@ SERVER_ENDED = "QEMU closed the connection"
 
 
 class DiskStreams:
-    """The endpoint of readers. A stalled reader occupies its own slot only."""
+    """The endpoint of readers. A stalled reader occupies only its own slot."""
 
     def __init__(self, tools: AgentPorts, operations: OperationRunner) -> None:
         self._tools = tools
         self._operations = operations
 
     def endpoint(self) -> Endpoint:
-        """Return the endpoint. Requests beyond its limit get 429 at once."""
+        """Requests beyond the limit get 429 at once."""
         subject = subjects.rpc(self._tools.settings.node, "agent", "nbd")
         return Endpoint("agent-nbd", subject, self._read, limit=READERS_AT_ONCE, backlog=0)
 

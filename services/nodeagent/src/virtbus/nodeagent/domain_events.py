@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 HEALTH_INTERVAL_S = 5.0
 BLIND_AFTER_S = 2.0
-"""Time before it is reported that libvirt does not answer. A restart of libvirtd takes less."""
+"""The delay of a report that libvirt does not answer. A restart of libvirtd takes less time."""
 AGAIN_S = 1.0
 WAITING_S = 4.0
 """The interval of the comparisons while a guest waits for a disk."""
@@ -41,14 +41,13 @@ CHANGES: dict[DomainChange, MachineEvent] = {
 
 ACTIVE = {DomainChange.STARTED, DomainChange.PAUSED, DomainChange.RESUMED}
 OF_A_START = {DomainChange.STARTED, DomainChange.RESUMED}
-"""libvirt starts QEMU with its CPUs stopped, and then resumes them, so it reports both."""
+"""libvirt starts QEMU with stopped CPUs, and then resumes them. It reports both changes."""
 
 
 class DomainEvents:
-    """Posts events of each domain to its actor in `guests`, the agent's own map of uid to actor.
+    """Posts events of each domain to its actor in `guests`, the agent's live map by uid.
 
-    `blind` is called with the reason if libvirt does not answer for 2 s, and with "" when libvirt
-    answers again.
+    `blind` gets the reason if libvirt does not answer for 2 s, and "" when libvirt answers again.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class DomainEvents:
         """Uids of guests that wait for a disk."""
 
     async def hear(self, events: AsyncIterator[DomainEvent]) -> None:
-        """Handle libvirt's events; never returns by itself."""
+        """Handle libvirt's events until `events` ends."""
         async for event in events:
             if event.change is DomainChange.AWAY:
                 self._cannot_see("its connection is lost")
@@ -88,7 +87,7 @@ class DomainEvents:
                 )
 
     async def _heard(self, event: DomainEvent) -> None:
-        """Handle an event. libvirt's current state decides, because the event may be late."""
+        """Handle an event. The domain's current state decides, because the event may be late."""
         guest = self._guests.get(event.uid)
         if guest is None or event.change is None:
             return
@@ -108,9 +107,9 @@ class DomainEvents:
             guest.post(CHANGES[event.change])
 
     async def look(self, interval_s: float) -> None:
-        """Compare with libvirt periodically, which corrects lost events (F11).
+        """Compare with libvirt periodically, to correct lost events (F11). Never returns.
 
-        If the server of a pool goes away or returns, a comparison follows at once.
+        A change of a pool's server causes a comparison at once.
         """
         while True:
             pause_s = min(interval_s, WAITING_S) if self._waiting else interval_s
@@ -126,9 +125,9 @@ class DomainEvents:
             seen = await self.compare()
 
     async def compare(self) -> bool:
-        """Post the current state of each domain to its actor, which corrects lost events (F11).
+        """Post the current state of each domain to its actor.
 
-        Returns False if libvirt does not answer.
+        Return False if libvirt does not answer.
         """
         try:
             domains = {d.uid: d for d in await self._hypervisor.list_domains()}
@@ -153,11 +152,11 @@ class DomainEvents:
         return True
 
     async def _resume_after_full_disk(self, guest: VmActor, facts: DomainFacts) -> None:
-        """Report why this guest waits, and resume it if QEMU paused it at an I/O error (F30).
+        """Report a waiting guest, and resume a guest that QEMU paused at an I/O error (F30).
 
-        The usual cause is a full disk. Nothing reports that space is free again, so each comparison
-        resumes the guest, and QEMU repeats the write. If the write still fails, the guest pauses
-        again and has lost nothing. A guest that a user has paused is not resumed.
+        The usual cause is a full disk. Free space is not reported, so each comparison resumes the
+        guest, and QEMU repeats the write. If the write fails again, QEMU pauses the guest again,
+        without loss. A guest that a user paused stays paused.
         """
         self._note_wait(guest, facts)
         if not facts.waits_for_disk or guest.vm.record.paused:
@@ -169,7 +168,6 @@ class DomainEvents:
             log.info("paused because its disk is full: %s", error, extra=extra)
 
     def _note_wait(self, guest: VmActor, facts: DomainFacts) -> None:
-        """Report why a guest waits for a disk."""
         record, waits = guest.vm.record, ""
         if facts.waits_for_disk:
             waits = why_it_waits(record)
@@ -181,7 +179,7 @@ class DomainEvents:
             guest.report()
 
     async def _tell_lost_directories(self, guest: VmActor) -> None:
-        """Report the directories of a running guest that have lost their virtiofsd.
+        """Report a running guest's directories whose virtiofsd has ended.
 
         libvirt does not report the end of a virtiofsd.
         """
@@ -206,10 +204,7 @@ class DomainEvents:
             self._blind("")
 
     async def stay_healthy(self) -> None:
-        """Raise VirtbusError once too many libvirt calls hang, so that the agent restarts (F10).
-
-        The restarted agent adopts all domains and has no hanging threads.
-        """
+        """Raise VirtbusError once too many libvirt calls hang. The agent then restarts (F10)."""
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             if not self._hypervisor.healthy:
@@ -219,7 +214,7 @@ class DomainEvents:
 
 
 def _tell_lost(guest: VmActor, pid: int) -> None:
-    """Report a change of `pid`: the process of a guest that libvirt has lost, or 0 for others."""
+    """Report a change of `pid`, the process of a lost guest, or 0."""
     if pid != guest.vm.observed.lost_pid:
         guest.vm.observed.lost_pid = pid
         if pid:

@@ -1,4 +1,4 @@
-"""Buffers ready events of VMs whose record this agent has not read yet."""
+"""Buffers ready events of VMs until this agent has read their records."""
 
 import asyncio
 from collections import deque
@@ -11,22 +11,22 @@ from virtbus.schemas.wire import encode
 Part = ImageReady | NetReady
 
 PARTS_A_UID = 4
-"""The number of events kept per VM: about disks, a begun network, a ready network, and one more."""
+"""The limit of events per VM: disks, a begun network, a ready network, and a spare event."""
 UIDS = 1000
 PART_BYTES = 16 * 1024
-"""The largest event that is kept. The actor itself later requests the data of a larger event."""
+"""The limit of an event. The actor later requests the data of a larger event itself."""
 KEPT_S = 60.0
-"""Seconds for which events are kept. A VM's record arrives sooner, or the VM is gone."""
+"""Lifetime of an event. A VM's record arrives sooner, or the VM is gone."""
 
 
 class EarlyEvents:
-    """A buffer that is bounded per VM, in total and in time. The oldest events are dropped."""
+    """A buffer with limits per VM, in total and in time. It drops the oldest events."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[float, deque[Part]]] = {}
 
     def add(self, part: Part) -> None:
-        """Store a ready event, or drop it if it is too large.
+        """Store a ready event, or drop a too large event.
 
         Raises:
             ValueError: the event's uid is invalid.

@@ -1,7 +1,7 @@
 """Stores results of CNI plugins as libcni does, for tools that read such files.
 
-netd itself needs none of these files. They are not in libcni's own folder, because the garbage
-collection of another runtime would take netd's attachments there for leftovers, and undo them.
+netd itself needs none of these files. The files are not in libcni's own folder. There, the garbage
+collection of another runtime would take netd's attachments for leftovers and undo them.
 """
 
 import contextlib
@@ -16,13 +16,12 @@ log = logging.getLogger(__name__)
 
 
 class CniCache:
-    """The folder `<state_dir>/netd/cni/results`. A file that cannot be changed is only logged."""
+    """The folder `<state_dir>/netd/cni/results`. An OSError is only logged."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def write(self, place: CniPlace, content: bytes) -> None:
-        """Replace the file of an attachment."""
         with _logged():
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._directory / cache_name(place)
@@ -32,12 +31,10 @@ class CniCache:
             part.replace(path)
 
     def remove(self, place: CniPlace) -> None:
-        """Remove the file of an attachment; no effect if there is none."""
         with _logged():
             (self._directory / cache_name(place)).unlink(missing_ok=True)
 
     def prune(self, known: Collection[CniPlace]) -> None:
-        """Remove all files but those of `known`."""
         names = {cache_name(place) for place in known}
         with _logged():
             for path in self._directory.glob("*") if self._directory.is_dir() else ():

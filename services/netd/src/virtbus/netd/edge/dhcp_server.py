@@ -1,12 +1,10 @@
-"""Answers DHCP, DHCPv6 and router solicitations on the taps, by one packet socket per interface.
+"""Answers DHCP, DHCPv6 and router solicitations of guests, by one packet socket per tap.
 
-On a segment, a layer-2 network outside of virtbus, another server may answer the guests. Then the
-socket only reads the answers of that server.
+On a segment (a layer-2 network outside of virtbus), another server may answer the guests. The
+socket of such an interface only reads that server's answers.
 
-When netd dies, guests keep their addresses. Renewals get no answer until a new netd has opened the
-sockets. A guest tolerates that for its lease time.
-
-Guests with IPv6 also get router advertisements regularly, which renew their default route.
+When netd dies, guests keep their addresses. A guest tolerates unanswered renewals until its DHCP
+lease ends.
 """
 
 import asyncio
@@ -33,10 +31,11 @@ log = logging.getLogger(__name__)
 
 RATE_HZ = 20.0
 BURST = 20
-"""Frames that netd reads from one interface: per second, and at once. A booting guest sends a few.
-A flood fills the socket's 32 KiB buffer, and the rest of it is lost and counted."""
+"""Frames that netd reads from one interface: per second, and at once. A flood fills the socket's 32
+KiB buffer; the kernel drops and counts further frames.
+"""
 FLOOD = "dhcp_flood"
-"""The word under which lost requests are counted."""
+"""The label of the counter of lost requests."""
 
 CLOSERS = 32
 """Number of threads that close sockets at the end: 300 sockets in sequence would take 4 s."""
@@ -46,18 +45,17 @@ _ETHERTYPE_IPV6 = b"\x86\xdd"
 _SIOCGSKNS = 0x894C
 _SOL_PACKET, _PACKET_STATISTICS = 263, 6
 _STATISTICS = struct.Struct("=II")
-"""Two numbers since the last reading: a socket's packets, and those that found its buffer full."""
+"""Packets of a socket since the last reading: all, and those dropped because its buffer was full.
+"""
 
 _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
-"""Errors after which a socket is still read: the link was down, or the guest reads too slowly."""
+"""Errors after which netd still reads the socket: the link was down, or the guest reads too slowly.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Stands for the offers of interface `index` if another server answers its guest.
-
-    `mac` is the guest's MAC.
-    """
+    """Replaces the offers for interface `index` if another server answers its guest."""
 
     index: int
     mac: bytes
@@ -72,14 +70,14 @@ def _ignore(_uid: str, _index: int, _lease: DhcpLease) -> None:
 
 
 class DhcpServer:
-    """Answers DHCP for each VM from `serve` to `stop`; owns the sockets that `serve` gets."""
+    """Answers DHCP for each VM from `serve` to `stop`, and owns the sockets passed to `serve`."""
 
     def __init__(self) -> None:
         self._interfaces: dict[str, list[_Interface]] = {}
         self.leased: Leased = _ignore
 
     def serve(self, uid: str, sockets: list[socket.socket], offers: list[Offers | Foreign]) -> None:
-        """Answer on each socket with its offers. Earlier sockets of `uid` are closed."""
+        """Serve each socket with the offers at its position. Close earlier sockets of `uid`."""
         self.stop(uid)
         self._interfaces[uid] = [
             _Interface(uid, packets, offer, self._tell)
@@ -90,13 +88,11 @@ class DhcpServer:
         self.leased(uid, index, lease)
 
     def stop(self, uid: str) -> None:
-        """Stop answering `uid`. A thread closes its sockets."""
         sockets = [interface.silence() for interface in self._interfaces.pop(uid, ())]
         if sockets:
             _closing(sockets).start()
 
     def close(self) -> None:
-        """Stop answering; return when all sockets are closed."""
         sockets = [each.silence() for found in self._interfaces.values() for each in found]
         self._interfaces.clear()
         threads = [_closing(sockets[at::CLOSERS]) for at in range(min(CLOSERS, len(sockets)))]
@@ -106,13 +102,16 @@ class DhcpServer:
             thread.join()
 
     def namespace(self, uid: str) -> int | None:
-        """Return a descriptor of the namespace in which `uid` is served; the caller closes it."""
+        """Return a descriptor of the namespace of `uid`; None if `uid` is not served.
+
+        The caller closes the descriptor.
+        """
         for interface in self._interfaces.get(uid, ()):
             return fcntl.ioctl(interface.socket, _SIOCGSKNS)
         return None
 
     def with_floods(self, counted: Counters) -> Counters:
-        """Return the counters of a VM, with the lost requests of its guest since `serve` added."""
+        """Add the guest's lost requests since `serve` to the counters of its VM."""
         found = self._interfaces.get(counted.uid, [])
         if len(found) != len(counted.interfaces):
             return counted  # an interface is being plugged
@@ -129,7 +128,7 @@ class DhcpServer:
     def counts(self, uid: str) -> Counter[MessageType]:
         """Return the number of requests of each kind since `serve`.
 
-        If another server answers, these are the acknowledgements of that server instead.
+        For an interface that another server answers, count that server's acknowledgements instead.
         """
         total: Counter[MessageType] = Counter()
         for interface in self._interfaces.get(uid, ()):
@@ -138,10 +137,7 @@ class DhcpServer:
 
 
 def _closing(sockets: list[socket.socket]) -> threading.Thread:
-    """Return a thread that closes sockets.
-
-    Each close waits up to 14 ms for an RCU grace period.
-    """
+    """Return a thread, because each close waits up to 14 ms for an RCU grace period."""
 
     def close() -> None:
         for each in sockets:
@@ -182,7 +178,6 @@ class _Interface:
         return self._lost
 
     def silence(self) -> socket.socket:
-        """Stop reading and return the socket for the caller to close."""
         for timer in (self._resume, self._next_advertisement):
             if timer is not None:
                 timer.cancel()
@@ -192,7 +187,7 @@ class _Interface:
     def _readable(self) -> None:
         wait_s = self._bucket.take(self._loop.time())
         if wait_s:
-            # Stop reading: the kernel then drops the flood, at no cost to this process.
+            # While this process does not read, the kernel drops the flood at no cost to it.
             self._loop.remove_reader(self.socket)
             self._resume = self._loop.call_later(wait_s, self._listen)
             return
@@ -254,7 +249,6 @@ class _Interface:
         self.socket.send(frame)
 
     def _overhear(self, frame: bytes, foreign: Foreign) -> None:
-        """Report a DHCP lease that another server gives this interface."""
         message = payload(frame, CLIENT_PORT)
         lease = lease_of(message, foreign.mac) if message is not None else None
         if lease is not None:

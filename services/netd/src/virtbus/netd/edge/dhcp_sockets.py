@@ -1,4 +1,4 @@
-"""Opens the packet sockets on taps, by which netd answers DHCP or overhears another server."""
+"""Opens the packet sockets on taps, for netd's DHCP answers or to read another server's answers."""
 
 import socket
 import struct
@@ -17,7 +17,7 @@ _DHCP_BUFFER_BYTES = 32 * 1024
 
 
 def dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:
-    """Return a socket on the tap of each interface, in the thread's namespace."""
+    """Return a socket on the tap of each interface. The thread must be in the VM's namespace."""
     with ExitStack() as on_failure:
         opened = [on_failure.enter_context(_dhcp_socket(nic)) for nic in nics]
         on_failure.pop_all()
@@ -25,10 +25,10 @@ def dhcp_sockets(nics: Sequence[Nic]) -> list[socket.socket]:
 
 
 def _dhcp_socket(nic: Nic) -> socket.socket:
-    """Return a packet socket on the tap for the guest's DHCP requests and router solicitations.
+    """Return a packet socket that receives the guest's DHCP requests and router solicitations.
 
     If another server answers (`on_segment`), the socket receives that server's DHCP answers
-    instead. The filter is set before the socket is bound, so no other frame is ever queued.
+    instead. The filter precedes the bind, so no unwanted frame is ever queued.
     """
     steps = reply_filter() if nic.on_segment else request_filter(names.mac_bytes(nic.mac))
     program = b"".join(struct.pack("=HBBI", *step) for step in steps)

@@ -1,7 +1,7 @@
-"""Sends queries to other DNS servers, unchanged except for their id, and returns the answers.
+"""Forwards queries to other DNS servers under a new id, and returns the answers.
 
-A query is sent by the transport by which it came, so truncation and EDNS need no work here. Each
-query has a socket and a random id of its own, so that nobody can forge an answer.
+A query leaves by the transport (UDP or TCP) by which it came, so truncation and EDNS need no code
+here. Each query has its own socket and random id, against forged answers.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from virtbus.netd.core.reach import Address
 
 PORT = 53
 ANSWER_S = 4.5
-"""Seconds for all servers together. The resolvers in guests repeat a query after 5 s."""
+"""Time for all servers together. A guest's resolver repeats its query after 5 s."""
 
 
 class Forwarder:
@@ -25,7 +25,6 @@ class Forwarder:
         self._best: Address | None = None
 
     async def ask(self, query: bytes, *, tcp: bool) -> bytes | None:
-        """Return the answer to a query; None if no server answers."""
         servers = sorted(self._servers(), key=lambda server: server != self._best)
         for server in servers:
             sent = asked_again(query, secrets.token_bytes(2))
@@ -44,7 +43,7 @@ async def _by_udp(server: Address, query: bytes) -> bytes:
     family = socket.AF_INET if server.version == 4 else socket.AF_INET6
     kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     with socket.socket(family, kind) as datagrams:
-        datagrams.connect((str(server), PORT))  # the kernel drops what others send
+        datagrams.connect((str(server), PORT))  # the kernel drops datagrams of other senders
         datagrams.send(query)
         while not answers(answer := await loop.sock_recv(datagrams, 65535), query):
             pass

@@ -1,9 +1,8 @@
 """Receives the DNS queries of guests on the gateway's address, and sends the answers.
 
-Each address of a guest has a UDP socket of its own, connected to that address. So the kernel drops
-datagrams of other senders, and a flood fills only the buffer of the guest that sends it. For TCP,
-there is one listener for each gateway. A listener closes connections from addresses that no guest
-has.
+Each address of a guest has its own UDP socket, connected to that address. The kernel thus drops
+datagrams of other senders, and a flood fills only the buffer of its sender. For TCP, each gateway
+has one listener. The listener closes connections from unknown addresses.
 """
 
 import asyncio
@@ -22,18 +21,20 @@ log = logging.getLogger(__name__)
 
 PORT = 53
 RATE_HZ, BURST = 1000.0, 1000
-"""Queries of all guests together: per second, and at once. The limit bounds the CPU time that the
-resolver takes."""
+"""Queries of all guests together: per second, and at once. The limit bounds the resolver's CPU
+time.
+"""
 CROWDED = 512
-"""While all guests together have this many open queries, each guest may have only two
-(`query_limits.BUSY_WHEN_FULL`)."""
+"""Open queries of all guests together. From this number on, each guest may have only two
+(`query_limits.BUSY_WHEN_FULL`).
+"""
 FULL_WAIT_S = 0.05
-"""Pause of reading from a guest that has as many open queries as it may have."""
+"""Pause before the next read from a guest with its maximum of open queries."""
 IDLE_S = 10.0
 _BUFFER_BYTES = 64 * 1024
 _BACKLOG = 64
 _IP_FREEBIND = 15
-"""Allows a bind to the gateway's address while the Linux bridge does not exist."""
+"""Allows a bind to the gateway's address before the Linux bridge exists."""
 
 
 class DnsGuest:
@@ -50,7 +51,7 @@ class DnsGuest:
 
 
 Resolve = Callable[[DnsGuest, bytes, bool], Awaitable[bytes | None]]
-"""Returns the answer to a guest's message, or None if the guest gets no answer.
+"""Returns the answer to a guest's message; None for no answer.
 
 The last argument is True for TCP.
 """
@@ -64,14 +65,16 @@ class DnsServer:
         self._resolve = resolve
         self._guests: dict[IPv4Address, DnsGuest] = {}
         self._listeners: dict[IPv4Address, asyncio.Future[None]] = {}
-        """The task that serves TCP on each gateway, except on that of the built-in network."""
+        """The tasks that serve TCP, by gateway. The built-in network's gateway is served by
+        `running`.
+        """
         self._bucket = TokenBucket(RATE_HZ, BURST)
         self._busy = 0
         self._tasks: Background | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve TCP on the gateway of the built-in network, and allow calls of `serve`.
+        """Serve TCP on the gateway of the built-in network; `serve` works within this context.
 
         Raises:
             OSError: another server has port 53.
@@ -92,9 +95,11 @@ class DnsServer:
                     self.stop(address)
 
     def serve(self, address: IPv4Address, gateway: IPv4Address | None = None) -> None:
-        """Answer the guest with this address, if `running`; repeatable.
+        """Answer the guest with this address.
 
-        `gateway` is the address that the guest asks. The default is the built-in network's gateway.
+        No effect outside `running`, or if it is served already.
+
+        `gateway` is the address to which the guest sends queries (default: the built-in network's).
         """
         if self._tasks is None or address in self._guests:
             return
@@ -111,7 +116,6 @@ class DnsServer:
             self._listeners[gateway] = self._tasks.start(self._listening(gateway))
 
     def stop(self, address: IPv4Address) -> None:
-        """Stop answering this address."""
         guest = self._guests.pop(address, None)
         if guest is None:
             return
@@ -130,7 +134,7 @@ class DnsServer:
         asyncio.get_running_loop().add_reader(guest.socket, self._readable, guest)
 
     def _pause(self, guest: DnsGuest, wait_s: float) -> None:
-        """Stop reading: the kernel then drops the flood, at no cost to this process."""
+        """While this process does not read, the kernel drops the flood at no cost to it."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(guest.socket)
         guest.resume = loop.call_later(wait_s, self._listen, guest)
@@ -148,7 +152,7 @@ class DnsServer:
             message, source = guest.socket.recvfrom(MAX_QUERY_BYTES + 1)
         except OSError:  # also an error of an earlier answer, such as ECONNREFUSED
             return
-        # a datagram of another guest may have come between bind and connect
+        # another guest's datagram may have arrived between bind and connect
         if source[0] == str(guest.address) and self._tasks is not None:
             self._tasks.start(self._datagram(guest, message, source))
 
@@ -173,7 +177,6 @@ class DnsServer:
 
     # --- connections ----------------------------------------------------------------------
     async def _listening(self, gateway: IPv4Address) -> None:
-        """Serve TCP on another gateway until cancelled."""
         try:
             server = await asyncio.start_server(
                 self._connected, sock=_listener(gateway), limit=2 * MAX_QUERY_BYTES
@@ -212,7 +215,7 @@ class DnsServer:
     async def _exchange(
         self, guest: DnsGuest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer one query of a connection; return False if the connection must end."""
+        """Return False if the connection must end."""
         async with asyncio.timeout(IDLE_S):
             head = await reader.read(2)
             if head and len(head) < 2:

@@ -1,8 +1,8 @@
-"""Serves two unix sockets: the agent arms starts on one, vmwrapper fetches taps by the other.
+"""Serves two unix sockets: one where the agent arms starts, one where vmwrapper fetches taps.
 
-To arm a start is to grant one fetch of the VM's descriptors. The module uses plain `recv` without
-space for control data. So the kernel closes descriptors that a peer attaches, and they never enter
-this process (FDS-06).
+To arm a start is to grant one fetch of the VM's descriptors. The module reads by plain `recv`,
+without space for control data. The kernel therefore closes descriptors that a peer attaches, and
+they never enter this process (FDS-06).
 """
 
 import asyncio
@@ -42,15 +42,17 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 256
 SHARE = 4
 """Maximum connections to the wrapper's socket from one user in one libvirt machine, or from root
-outside of all machines. A start needs one."""
+outside of all machines.
+"""
 SHARE_OF_USER = 192
-"""Maximum connections from one user of the host. A user can give its cgroups the names of many
-machines, so SHARE does not bound it."""
+"""Maximum connections from one user of the host. SHARE does not bound a user, who can name cgroups
+after many machines.
+"""
 BATCH = 16
-"""Connections that are accepted before other tasks of the event loop run."""
+"""Connections to accept before other tasks of the event loop run."""
 READ_TIMEOUT_S = 2.0
 NETWORK_TIMEOUT_S = 5.0
-"""Time that a wrapper waits for an unfinished network. libvirt's start waits for the wrapper."""
+"""Time that a wrapper waits for an unfinished network. libvirt's start of the VM waits, too."""
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -67,7 +69,7 @@ class Taps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A granted fetch. Times are CLOCK_MONOTONIC ns; the wrapper measured the first two."""
+    """A granted fetch. Times are CLOCK_MONOTONIC ns; vmwrapper measured the first two."""
 
     uid: str
     epoch: int
@@ -100,10 +102,9 @@ class HandoverServer:
         self._arms = FdGrants()
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         directory = self.admin_path.parent
         directory.mkdir(parents=True, exist_ok=True)
-        # The wrapper runs as the emulator's user and must reach one socket, but not list files.
+        # vmwrapper runs as the emulator's user: it may reach its socket, but not list the folder.
         directory.chmod(0o711)
         directory.parent.chmod(directory.parent.stat().st_mode | 0o011)
         admin, wrapper = _bound(self.admin_path, 0o600), _bound(self.wrapper_path, 0o666)
@@ -120,7 +121,6 @@ class HandoverServer:
             self.wrapper_path.unlink(missing_ok=True)
 
     async def _admin(self, connection: socket.socket) -> None:
-        """Process grants, one answer each, until the agent closes the connection."""
         loop = asyncio.get_running_loop()
         while (header := await _exactly(connection, 4)) != b"":
             body = await _within(_exactly(connection, frame_length(header)))
@@ -153,8 +153,11 @@ class HandoverServer:
             raise VirtbusError(Code.CONFLICT, "stale_epoch", message)
 
     def _owner(self, connection: socket.socket) -> "_Owner | None":
-        """Return the peer's user and libvirt machine; None without a machine, except for root."""
-        # An emulator is in its machine's cgroup before it is run, and cannot leave it.
+        """Return the peer's user and libvirt machine.
+
+        Without a machine, only root is an owner.
+        """
+        # libvirt runs an emulator inside its machine's cgroup, and the emulator cannot leave it.
         pid, user = _peer(connection)
         try:
             machine = peer.machine_of(self._read_peer(pid)[1])
@@ -163,7 +166,6 @@ class HandoverServer:
         return _Owner(machine, user) if machine or user == 0 else None
 
     async def _wrapper(self, connection: socket.socket) -> None:
-        """Process one request with one answer."""
         header = await _within(_exactly(connection, 4))
         request = read_request(await _within(_exactly(connection, frame_length(header))))
         asked_ns = time.monotonic_ns()
@@ -176,7 +178,7 @@ class HandoverServer:
             connection.send(refusal(error.reason, str(error)))
 
     def _admit(self, connection: socket.socket, request: WrapperRequest) -> Arm:
-        """Return and consume the grant that this peer may use."""
+        """Consume and return the grant for this peer."""
         arm = self._arms.peek(request.uid, asyncio.get_running_loop().time())
         if arm is None:
             message = "no start of this VM is under way; start it with `virtbus vm start`"
@@ -225,7 +227,7 @@ class HandoverServer:
 
 
 def _nics(arm: Arm, attachment: Attachment) -> list[NicArgument]:
-    """Return the grant's devices combined with the attached interfaces."""
+    """Combine the grant's devices with the attached interfaces."""
     attached = [nic.mac for nic in attachment.nics]
     if [nic.mac for nic in arm.nics] != attached:
         raise VirtbusError(
@@ -241,7 +243,7 @@ def _nics(arm: Arm, attachment: Attachment) -> list[NicArgument]:
 
 
 def _send(connection: socket.socket, answer: bytes, descriptors: list[int]) -> None:
-    """Send answer and descriptors in one message: a peer gets both or neither."""
+    """Send answer and descriptors in one message, so that a peer gets both or neither."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_FRAME_BYTES)
     if descriptors:
         sent = socket.send_fds(connection, [answer], descriptors)
@@ -253,7 +255,6 @@ def _send(connection: socket.socket, answer: bytes, descriptors: list[int]) -> N
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the peer."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _gid = _CREDENTIALS.unpack(raw)
     return pid, uid
@@ -261,18 +262,17 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 def _from_proc(pid: int) -> tuple[bytes, str]:
     process = Path("/proc", str(pid))
-    # The creator of a cgroup chooses its name, which need not be UTF-8.
+    # Any user can create a cgroup whose name is not UTF-8.
     cgroups = (process / "cgroup").read_bytes().decode(errors="replace")
     return (process / "cmdline").read_bytes(), cgroups
 
 
 def _root(connection: socket.socket) -> "_Owner | None":
-    """Return the owner of a connection to the agent's socket; None unless the peer is root."""
     return _Owner("", 0) if _peer(connection)[1] == 0 else None
 
 
 def _bound(path: Path, mode: int) -> socket.socket:
-    """Return a listening socket at `path`, which never has wider permissions than `mode`."""
+    """Return a listening socket. `path` never has wider permissions than `mode`."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         part = path.with_suffix(".part")
@@ -293,10 +293,7 @@ def _bound(path: Path, mode: int) -> socket.socket:
 
 
 class _Owner(NamedTuple):
-    """The owner of a connection: a user of the host.
-
-    `machine` is the libvirt machine of the connected process, or empty.
-    """
+    """The owner of a connection. `machine` is the peer's libvirt machine, or empty."""
 
     machine: str
     user: int
@@ -305,8 +302,8 @@ class _Owner(NamedTuple):
 class _Door:
     """A listening socket with limits.
 
-    A connection without an owner is closed before anything is read. So is a connection beyond the
-    `share` of its owner, beyond SHARE_OF_USER, or beyond MAX_CONNECTIONS.
+    It closes a connection before reading if the connection has no owner, or exceeds a limit: the
+    `share` of its owner, SHARE_OF_USER or MAX_CONNECTIONS.
     """
 
     def __init__(
@@ -322,13 +319,13 @@ class _Door:
         self._open: Counter[_Owner] = Counter()
 
     async def serve(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
-        """Accept connections until cancelled; other tasks run after each batch."""
         loop = asyncio.get_running_loop()
         for turn in itertools.count(1):
             try:
                 connection, _address = await loop.sock_accept(listener)
             except OSError as error:
-                # Out of descriptors: wait until some are closed instead of spinning (FDS-10).
+                # Probably out of descriptors: wait until some are closed, to avoid a busy loop
+                # (FDS-10).
                 log.warning("cannot accept: %s", error, extra={"code": "accept_failed"})
                 await asyncio.sleep(0.1)
                 continue
@@ -341,7 +338,6 @@ class _Door:
                 await asyncio.sleep(0)
 
     async def _one(self, connection: socket.socket, owner: _Owner) -> None:
-        """Serve a connection. An error ends only this connection."""
         try:
             await self._handle(connection)
         except (OSError, FrameError, TimeoutError) as error:
@@ -355,7 +351,7 @@ class _Door:
             connection.close()
 
     def _taken(self, connection: socket.socket) -> _Owner | None:
-        """Count a connection for its owner, and return the owner; None if it is refused."""
+        """Count a connection for its owner, and return the owner; None for a refusal."""
         try:
             owner = self._owner(connection)
         except Exception:
@@ -371,7 +367,12 @@ class _Door:
 
 
 async def _within(reading: Awaitable[bytes]) -> bytes:
-    """Return the bytes read; TimeoutError after READ_TIMEOUT_S, FrameError if the peer closed."""
+    """Read within READ_TIMEOUT_S.
+
+    Raises:
+        TimeoutError: nothing was read in time.
+        FrameError: the peer closed the connection.
+    """
     async with asyncio.timeout(READ_TIMEOUT_S):
         read_bytes = await reading
     if not read_bytes:

@@ -40,13 +40,12 @@ def _taps(nics: Sequence[Nic], reach: ReachRules) -> list[Tap]:
 
 
 def faults(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[str]:
-    """Return a message for each tap of `nics` whose filter is missing or has wrong rules."""
+    """Return a message for each tap of `nics` whose filter is missing or wrong."""
     found = [(tap, _wrong(rules, tap)) for tap in _taps(nics, reach)]
     return [f"the filter of {tap.name} {wrong}" for tap, wrong in found if wrong]
 
 
 def _wrong(rules: Netlink, tap: Tap) -> str:
-    """Return what is wrong with the filter of a tap, in words."""
     if rules.ask(has_chain(tap)) is None:
         return "is gone"
     sent = sent_rules(tap)
@@ -57,10 +56,11 @@ def _wrong(rules: Netlink, tap: Tap) -> str:
 
 
 def _is_quiet(rules: Netlink, tap: Tap) -> bool:
-    """Return True if the rules on the tap's `wire` are current, or if the tap has no `wire`.
+    """Return True if the tap has no `wire`, or the rules on the `wire` are current.
 
-    `wire` is the link to a segment, if netd assigns the guest's addresses there. The rules drop the
-    answers of the segment's DHCP servers and the advertisements of its routers.
+    A tap has a `wire`, the link to a segment, if netd assigns the guest's addresses on that
+    segment. The rules on the `wire` drop the answers of the segment's DHCP servers and the
+    advertisements of its routers.
     """
     if not tap.wire:
         return True
@@ -69,10 +69,9 @@ def _is_quiet(rules: Netlink, tap: Tap) -> bool:
 
 
 def refused(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[dict[str, int]]:
-    """Return the number of packets that the filter of each interface dropped, by rule.
+    """Return for each interface the number of dropped packets, by rule of its filter.
 
-    The counts start at zero when netd replaces a filter. A filter that somebody has changed has no
-    counts.
+    A new filter starts at zero. A filter that another program has changed has no counts.
     """
     found = []
     for tap in _taps(nics, reach):
@@ -89,9 +88,9 @@ def refused(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> list[dict
 def guard(rules: Netlink, nics: Sequence[Nic], reach: ReachRules) -> None:
     """Ensure the filters of `nics` in the namespace.
 
-    `reach` has the addresses that guests must not reach. It applies to the interfaces whose frames
-    do not pass the host's IP stack (`filters_reach`). Unless all filters are current, one
-    transaction replaces the namespace's nftables table.
+    `reach` lists the addresses closed to guests. It applies only to interfaces whose frames bypass
+    the host's IP stack (`filters_reach`). If any filter is not current, one transaction replaces
+    the namespace's nftables table.
     """
     taps = _taps(nics, reach)
     stands = rules.ask(has_table()) is not None

@@ -1,8 +1,8 @@
-"""Switches the forwarding of the host on, and restores the former settings.
+"""Switches on the host's IP forwarding, and restores the former settings.
 
-IPv6 has one switch for all interfaces of a host. While it is on, an interface ignores router
-advertisements unless its `accept_ra` is 2. So `begin` sets 2 on each interface that accepted them,
-and the interface keeps its addresses and routes.
+IPv6 has one switch for all interfaces of a host. While it is on, only interfaces with `accept_ra` 2
+accept router advertisements. `begin` therefore sets 2 on each interface that has 1, so that it
+keeps its addresses and routes.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ def forwards6() -> bool:
 
 
 def _read6() -> str:
-    """Return the value of the switch of IPv6; empty if the kernel has no IPv6."""
+    """Return an empty string if the kernel has no IPv6."""
     try:
         return read_sysctl(_FORWARD6)
     except FileNotFoundError:
@@ -41,7 +41,10 @@ def current() -> Forwarding:
 
 
 def _accepting() -> dict[str, str]:
-    """Return the `accept_ra` of each interface where it is 1: accept, unless forwarding is on."""
+    """Return interfaces with `accept_ra` 1.
+
+    They accept advertisements while they do not forward.
+    """
     found = {}
     for interface in sorted(_INTERFACES.glob("*")):
         value = (interface / "accept_ra").read_text().strip()
@@ -69,9 +72,9 @@ def restore(before: Forwarding) -> None:
 
 
 def silence_autoconfiguration(bridge: str) -> None:
-    """Let a bridge ignore router advertisements, and use its addresses without a duplicate check.
+    """Let a bridge ignore router advertisements, and skip duplicate address detection.
 
-    Its link-local addresses are off already (`host_end.no_ipv6`).
+    `host_end.no_ipv6` has already switched its link-local addresses off.
     """
     for key in ("accept_ra", "accept_dad"):
         write_sysctl(f"net/ipv6/conf/{bridge}/{key}", "0")

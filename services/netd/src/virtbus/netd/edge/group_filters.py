@@ -16,23 +16,23 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 _OF_BRIDGES = "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"
 _PICK_UP = "net/netfilter/nf_conntrack_tcp_loose"
-"""With 0, a TCP connection whose beginning was not seen is invalid. So a connection from before the
-rules cannot count as opened by the guest."""
+"""With 0, conntrack calls a TCP connection invalid if it did not see the handshake. A connection
+that is older than the rules thus never counts as opened by the guest.
+"""
 
 
 def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
-    """Ensure the rules of `nics`: all interfaces of a VM that accept only what a rule allows.
+    """Ensure the rules of `nics`: all interfaces of a VM to which security groups apply.
 
-    If `nics` is empty, remove the tables.
+    If `nics` is empty, remove the tables, and let frames on this namespace's bridges bypass the IP
+    hooks.
 
-    Without tables, frames on the bridges of this namespace do not pass the hooks of IP.
-
-    One transaction replaces the tables. If only members of groups changed, the transaction updates
-    only the sets of addresses.
+    One transaction replaces the tables. If only members of groups changed, it updates the address
+    sets.
 
     Raises:
-        VirtbusError: 422 `no_bridge_filter`: the host's kernel lacks br_netfilter. The interfaces
-            are closed then, because without their rules they would accept all packets.
+        VirtbusError: 422 `no_bridge_filter`: the host's kernel lacks br_netfilter. This function
+            has then closed the interfaces, which would accept all packets without their rules.
     """
     stands = rules.ask(group_filter.has_table()) is not None
     if not nics:
@@ -46,13 +46,13 @@ def guard(rules: Netlink, nics: Sequence[GroupedNic]) -> None:
         raise _no_bridge_filter(nics)
     if not stands or rules.ask(group_filter.has_rules(nics)) is None:
         rules.do(group_filter.group_tables(nics))
-        _track()  # the kernel may offer `_PICK_UP` only after the first rule about connections
+        _track()  # `_PICK_UP` may appear only after the first conntrack rule
     else:
         rules.do(group_filter.changed_members(_changes(rules, nics)))
 
 
 def faults(rules: Netlink, nics: Sequence[GroupedNic]) -> list[str]:
-    """Return at most one message, about rules or members that are missing or wrong."""
+    """Return at most one message, about wrong or missing rules or members."""
     if not nics:
         stands = rules.ask(group_filter.has_table()) is not None
         return ["there are rules of security groups that do not apply"] if stands else []
@@ -67,9 +67,9 @@ def faults(rules: Netlink, nics: Sequence[GroupedNic]) -> list[str]:
 
 
 def refused(rules: Netlink, nics: Sequence[GroupedNic]) -> dict[int, dict[str, int]]:
-    """Return the numbers of dropped packets, by interface index and by the counter's label.
+    """Return numbers of dropped packets, by interface index and counter label.
 
-    The counts start at zero when the rules change.
+    The counts restart at zero when the rules change.
     """
     found: dict[int, dict[str, int]] = {}
     for nic in nics:
@@ -83,7 +83,6 @@ def refused(rules: Netlink, nics: Sequence[GroupedNic]) -> dict[int, dict[str, i
 
 
 def _changes(rules: Netlink, nics: Sequence[GroupedNic]) -> list[tuple[AddressSet, set[bytes]]]:
-    """Return each set with the addresses that it has in the kernel."""
     return [(one, _there(rules, one)) for one in group_filter.sets_of(nics)]
 
 
@@ -93,7 +92,7 @@ def _there(rules: Netlink, one: AddressSet) -> set[bytes]:
 
 
 def _is_on(key: str) -> bool:
-    """Return True if a setting is 1. A setting is missing if somebody has unloaded its module."""
+    """Return False also for a missing setting: its module may have been unloaded."""
     try:
         return read_sysctl(key) == "1"
     except FileNotFoundError:
@@ -101,7 +100,7 @@ def _is_on(key: str) -> bool:
 
 
 def _track() -> bool:
-    """Let packets on the bridges of this namespace pass the hooks of IP.
+    """Send packets on the bridges of this namespace through the IP hooks.
 
     Return False if the host's kernel lacks br_netfilter.
     """
@@ -112,7 +111,7 @@ def _track() -> bool:
 
 
 def _skip_hooks() -> None:
-    """Lead frames on the bridges of this namespace past the hooks of IP, which have no rules."""
+    """Let frames on this namespace's bridges bypass the IP hooks, which have no rules."""
     for key in _OF_BRIDGES:
         write_sysctl(key, "0")
 

@@ -1,6 +1,6 @@
-"""Stores the security groups of this node's VMs, so that netd can start without the bus.
+"""Stores the security groups of this node's VMs, one file each.
 
-Each group has a file.
+With these files, netd can start without the bus.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class StoredGroup(LenientModel):
-    """A group, and the nonce of the bus that it was last seen on."""
+    """A group, and the nonce of the bus on which netd last saw the group."""
 
     schema_version: int = SCHEMA_VERSION
     nonce: str
@@ -34,7 +34,7 @@ class GroupsStore:
         self._directory = directory
 
     def all(self) -> list[StoredGroup]:
-        """Return the groups of all readable files. The bus sends the other groups again."""
+        """Skip unreadable files: the bus sends their groups again."""
         found = []
         for path in sorted(self._directory.glob("*.json")):
             try:
@@ -45,11 +45,10 @@ class GroupsStore:
         return found
 
     def writer(self, stored: StoredGroup) -> Callable[[], None]:
-        """Return a function that writes a group's file durably. It raises OSError."""
+        """Return a function that writes and syncs a group's file. The function raises OSError."""
         return partial(self._write, stored)
 
     def remover(self, key: str) -> Callable[[], None]:
-        """Return a function that removes the file of a key's group, if there is one."""
         *_, namespace, token = key.split(".")
         return partial(self._path(namespace, token_name(token)).unlink, missing_ok=True)
 

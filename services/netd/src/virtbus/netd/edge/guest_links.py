@@ -1,8 +1,8 @@
-"""Builds and checks the parts in a VM's namespace: links, inner bridge, tap, filter, DHCP socket.
+"""Builds and checks a VM's namespace: links, inner bridges, taps, filters, DHCP sockets.
 
 All methods block, and most leave their thread in the VM's namespace: call each in `in_thread`. All
-are idempotent, so one path builds a network, completes a partial one and adopts a running one. A
-host end is the end of a VM's veth pair in the host's namespace.
+methods are idempotent: the same calls build a network, complete a partial network, and adopt a
+running network. A host end is the end of a VM's veth pair in the host's namespace.
 """
 
 import logging
@@ -34,12 +34,12 @@ from virtbus.schemas.nic import NicBinding
 log = logging.getLogger(__name__)
 
 _BRIDGE_INDEX = 1000
-"""The link index of the first inner bridge, above those that the kernel assigns by itself."""
+"""The link index of the first inner bridge, above the indices that the kernel assigns."""
 _NO_IPV6 = "net/ipv6/conf/all/disable_ipv6"
 
 
 class GuestLinks:
-    """Makes and reads the links in `namespaces`; `attachers` connect them to the host."""
+    """Makes and reads the links in `namespaces`. `attachers` connect the links to the host."""
 
     def __init__(self, namespaces: Namespaces, attachers: Attachers, groups: NodeGroupBook) -> None:
         self._namespaces = namespaces
@@ -48,7 +48,7 @@ class GuestLinks:
         self._bridge = attachers.bridges.built_in
 
     def open_namespace(self, attachment: Attachment) -> None:
-        """Make the namespace if it is missing, and connect the interfaces to the host.
+        """Ensure the namespace, and connect the interfaces to the host.
 
         Raises:
             VirtbusError: 409 `link_taken`, and the errors of the attachers.
@@ -74,7 +74,7 @@ class GuestLinks:
         """Bridge each interface with its tap, and return one DHCP socket per interface.
 
         The filter exists before the tap is up, so that no frame passes unchecked (NET-07). The
-        calling thread must already be in the namespace. `keeps_running`: see `build`.
+        thread must be in the VM's namespace. `keeps_running`: see `build`.
         """
         if attachment.has_cni:
             _no_ipv6()
@@ -96,11 +96,11 @@ class GuestLinks:
     def build(self, attachment: Attachment, *, keeps_running: bool = False) -> list[socket.socket]:
         """Run `open_namespace` and `close_up` in one thread; return the DHCP sockets.
 
-        Makes a network without CNI interfaces, and completes the parts around existing CNI links.
+        Build a network without CNI interfaces, or build the rest of a network around its CNI links.
 
-        With `keeps_running`, links of a running guest get their MTU back, and are no longer
-        isolated ports. It is then no error if the kernel lacks the module for security groups: the
-        links stay, but no traffic passes, and `faults` reports them.
+        With `keeps_running`, undo a lowered MTU or an isolated port on links of a running guest. If
+        the kernel then lacks br_netfilter for security groups, log an error and return normally:
+        the links stay, no traffic passes, and `faults` reports the links.
 
         Raises:
             VirtbusError: 422 `no_bridge_filter`, and the errors of `open_namespace`.
@@ -109,10 +109,10 @@ class GuestLinks:
         return self.close_up(attachment, keeps_running=keeps_running)
 
     def open_taps(self, attachment: Attachment) -> list[int]:
-        """Return a new tap descriptor for each queue of each interface; the caller closes them.
+        """Return a new tap descriptor for each queue of each interface. The caller closes them.
 
         Raises:
-            VirtbusError: 409 `tap_busy` while another process has the tap open.
+            VirtbusError: 409 `tap_busy`: another process has the tap open.
         """
         self._namespaces.enter(attachment.netns)
         opened: list[int] = []
@@ -128,7 +128,6 @@ class GuestLinks:
         return opened
 
     def faults(self, attachment: Attachment) -> list[str]:
-        """Return a message for each missing or wrong part in the namespace of `attachment`."""
         lost = self._attachers.passt.lost(attachment.nics)
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
@@ -141,7 +140,6 @@ class GuestLinks:
             return found + group_filters.faults(rules, self._groups.of(attachment))
 
     def tune(self, attachment: Attachment) -> None:
-        """Apply the link states and limits of `attachment`, also while a guest uses it."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             inside.do([tuning.link_state(nic) for nic in attachment.nics])
@@ -149,7 +147,7 @@ class GuestLinks:
             masquerade.connect(inside, attachment.nics)
 
     def guard(self, attachment: Attachment) -> None:
-        """Ensure the filters of an existing network, after its addresses or the reach changed."""
+        """Ensure the filters of an existing network after a change of its addresses or reach."""
         self._namespaces.enter(attachment.netns)
         self._guard(attachment)
 
@@ -170,7 +168,7 @@ class GuestLinks:
             group_filters.guard(rules, self._groups.of(attachment))
 
     def counters(self, attachment: Attachment) -> Counters:
-        """Return the counters of each interface. A tap receives what its guest sends."""
+        """A tap receives the packets that its guest sends."""
         nics = attachment.joined.nics
         self._namespaces.enter(attachment.netns)
         with Netlink(NETLINK_NETFILTER) as rules:
@@ -190,35 +188,37 @@ class GuestLinks:
         return Counters(uid=attachment.uid, interfaces=tuple(found))
 
     def all_held(self, attachment: Attachment) -> bool:
-        """Return True if every tap of `attachment` that a guest needs is open in a process."""
+        """Return True if processes have all taps open.
+
+        A tap whose interface is `leaving` may be closed.
+        """
         needed = {nic.tap for nic in attachment.joined.nics if not nic.leaving}
         return needed <= self.held(attachment)
 
     def held(self, attachment: Attachment) -> set[str]:
-        """Return the taps of `attachment` that are open in a process."""
         self._namespaces.enter(attachment.netns)
         with Netlink() as inside:
             return {nic.tap for nic in attachment.nics if _running(inside, nic.tap)}
 
     def in_use(self, attachment: Attachment) -> bool:
-        """Return True while a guest runs with `attachment`: a process has one of its taps open."""
         return self._namespaces.exists(attachment.netns) and bool(self.held(attachment))
 
     def delete_host_links(self, host_links: Collection[str]) -> None:
-        """Delete these host ends, even if something keeps their namespace alive."""
+        """Delete these host ends. They survive a lost namespace that a process keeps alive."""
         with Netlink() as host:
             _delete(host, host_links)
 
     def delete_orphans(self, kept: Collection[str]) -> None:
-        """Delete host ends on this netd's own bridges that are not in `kept`. Used once at start.
+        """Delete host ends on this netd's own bridges that are not in `kept`.
 
-        Host ends on no bridge of this netd may belong to another netd, so they stay.
+        netd calls this at start.
+
+        All other host ends stay, because they may belong to another netd.
         """
         with Netlink() as host:
             _delete(host, self._attachers.bridges.ports(host).keys() - set(kept))
 
     def is_ours(self, netns: str) -> bool:
-        """Return True if the alias of `lo` in the namespace `netns` is the mark of this netd."""
         if not self._namespaces.exists(netns):
             return False
         self._namespaces.enter(netns)
@@ -228,7 +228,7 @@ class GuestLinks:
 
 
 def _counted(nic: Nic, counted: Mapping[str, int], refused: dict[str, int]) -> NicCounters:
-    """Return the counters of a tap. Refused packets count as received, and not as dropped."""
+    """Refused packets count as received, not as dropped."""
 
     def traffic(way: str) -> Traffic:
         return Traffic(
@@ -254,7 +254,7 @@ def close_all(descriptors: Sequence[int]) -> None:
 def _claim(host: Netlink, uid: str, nics: Sequence[Nic], *, fresh: bool) -> None:
     """Raise 409 `link_taken` if another VM has a host end with one of these names.
 
-    If the namespace is new (`fresh`), delete host ends that an earlier namespace left.
+    `fresh` means that the namespace is new. Then delete host ends that an earlier namespace left.
     """
     for nic in nics:
         found = links.find(host, nic.host_link)
@@ -272,11 +272,14 @@ def _claim(host: Netlink, uid: str, nics: Sequence[Nic], *, fresh: bool) -> None
 
 def _delete(host: Netlink, names_: Collection[str]) -> None:
     for name in sorted(names_):
-        host.do([links.delete_link(name)])  # one per batch: the kernel waits for RCU in each
+        host.do([links.delete_link(name)])  # a batch each: every deletion waits for RCU
 
 
 def _no_ipv6() -> None:
-    """Switch IPv6 off in the namespace, unless it is off already: each write visits every link."""
+    """Switch IPv6 off in the namespace.
+
+    Write only if necessary, because a write visits every link.
+    """
     if read_sysctl(_NO_IPV6) != "1":
         write_sysctl(_NO_IPV6, "1")
 
@@ -284,7 +287,7 @@ def _no_ipv6() -> None:
 def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
     bridge = _BRIDGE_INDEX + nic.index
     mac, macvlan = names.wire_mac(uid, nic.index), nic.is_macvlan
-    if nic.is_translated:  # the network sees the guest's MAC, with the addresses of the namespace
+    if nic.is_translated:  # the network sees the guest's MAC with addresses of the namespace
         return [
             links.new_bridge(nic.bridge, index=bridge, mac=mac),
             links.set_link(nic.eth, up=True, mac=nic.mac),
@@ -293,8 +296,8 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
         ]
     wire = mac if nic.kind is NicKind.CNI and not macvlan else None
     own = mac if macvlan else None
-    # A bridge of plugins may return the guest's own broadcasts (hairpin mode: flannel, Weave). If
-    # the inner bridge learned from them, it would look for the guest outside.
+    # A plugin's bridge may return the guest's own broadcasts (hairpin mode: flannel, Weave). From
+    # these the inner bridge would learn that the guest is behind `eth`.
     deaf = [links.deaf_port(nic.eth)] if nic.kind is NicKind.CNI else []
     return [
         links.new_bridge(nic.bridge, index=bridge, mac=own),
@@ -306,11 +309,7 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
 
 
 def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
-    """Return the calls that undo a change by somebody else: a lower MTU, or an isolated port.
-
-    The MTU of a link is bounded by the MTU of the host's interface below it. netd does not change
-    that interface.
-    """
+    """Return the calls that undo changes of other programs: a lower MTU, or an isolated port."""
     there = [link for link in _links_of(inside, nic).values() if link is not None]
     return [
         *(links.open_port(link.name) for link in there if link.isolated),
@@ -319,9 +318,9 @@ def _opened_up(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
 
 
 def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
-    """Return the calls that send frames for the guest to its tap, if `eth` has the guest's MAC.
+    """Return the calls that direct the guest's frames to its tap if `eth` has the guest's MAC.
 
-    Without these calls, the inner bridge keeps frames that are for the MAC of its port.
+    Without these calls, the inner bridge would keep frames for the MAC of its own port `eth`.
     """
     if not nic.is_macvlan or nic.is_translated:
         return []
@@ -334,14 +333,13 @@ def _delivered(inside: Netlink, nic: Nic) -> list[NetlinkCall]:
 def _make_taps(inside: Netlink, nics: Sequence[Nic]) -> None:
     """Make missing taps.
 
-    An existing tap with several queues is not opened, because a new queue would take frames away
-    from its guest.
+    Never open an existing tap with several queues: the new queue would take frames from its guest.
     """
     for nic in nics:
         many = nic.queues > 1
         if many and links.find(inside, nic.tap) is not None:
             continue
-        with suppress(VirtbusError):  # tap_busy: a QEMU has it open, so it exists
+        with suppress(VirtbusError):  # tap_busy: QEMU has the tap open
             taps.make_tap(nic.tap, multi_queue=many)
 
 
@@ -376,7 +374,10 @@ def _faults(inside: Netlink, nic: Nic) -> list[str]:
 
 
 def _wrong(link: links.KernelLink | None, bridge: links.KernelLink | None) -> str:
-    """Return what is wrong with a link that must be a port of `bridge`, or of no bridge if None."""
+    """Return the fault of a link, or an empty string. The link must be a port of `bridge`.
+
+    If `bridge` is None, the link must not be a port.
+    """
     if link is None:
         return "gone"
     if link.master != (bridge.index if bridge is not None else 0):
@@ -387,7 +388,6 @@ def _wrong(link: links.KernelLink | None, bridge: links.KernelLink | None) -> st
 
 
 def _links_of(inside: Netlink, nic: Nic) -> dict[str, links.KernelLink | None]:
-    """Return the links of an interface by name; None for a missing one."""
     return {name: links.find(inside, name) for name in (nic.eth, nic.tap, nic.bridge)}
 
 

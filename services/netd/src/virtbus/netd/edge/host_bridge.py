@@ -1,9 +1,10 @@
-"""Makes and removes a network's host side: a bridge, an nftables table, `ip_forward`.
+"""Makes and removes a network's host side: a Linux bridge, an nftables table, IP forwarding.
 
-The host side is made when the first VM needs it. When no VM needs it any more, the bridge and the
-table are removed. `ip_forward` gets its former value once no bridge of any netd is left.
-The bridge's alias names the state folder of the netd that made it. A bridge of another netd is
-never touched.
+netd makes the host side for the first VM that needs it, and removes the bridge and the table after
+the last such VM. Forwarding gets its former value after the last bridge of any netd on the host.
+
+The bridge's alias names the state folder of the netd that made it. A netd never touches a bridge of
+another netd.
 """
 
 import logging
@@ -43,15 +44,18 @@ log = logging.getLogger(__name__)
 
 
 class _Written(NamedTuple):
-    """The table that this netd wrote last."""
+    """The rules that this netd wrote last."""
 
     reach: ReachRules
     rules: dict[str, list[bytes]]
-    """The expressions of the rules of each chain."""
+    """The rules' expressions, by chain."""
 
 
 def _has_all_rules(filters: Netlink, bridge: str, written: _Written | None) -> bool:
-    """Return True if the table has the rules of `written`, or exists and `written` is None."""
+    """Return True if the table has the rules of `written`.
+
+    If `written` is None, any table will do.
+    """
     if filters.ask(has_host_table(bridge)) is None:
         return False
     if written is None:
@@ -75,10 +79,10 @@ class HostBridge:
         reach: ReachRules = ReachRules(),  # noqa: B008  frozen
         target: NetworkTarget | None = None,
     ) -> None:
-        """`memo` is the file that stores the former forwarding; `owner` is netd's state folder.
+        """`memo` is the file that keeps the former forwarding; `owner` is netd's state folder.
 
-        The memos of all bridges of this netd are in one folder. `target` is the network object;
-        without it, the bridge is that of the built-in network.
+        The memos of all bridges of this netd are in one folder. `target` is the network object, or
+        None for the built-in network.
         """
         self._target = target
         self.kind = NicKind.of(target.spec.kind) if target is not None else NicKind.BRIDGE
@@ -89,19 +93,20 @@ class HostBridge:
         self.memo = BridgeMemo(memo)
         self.owner = owner
         self.mark = names.owner_mark(str(owner.resolve()))
-        """The alias of links that this netd made."""
+        """The alias of all bridges of this netd."""
         self._lock = threading.Lock()
         self.index = 0
-        """The bridge's link index since the last `ensure`; 0 if it was removed."""
+        """The bridge's link index at the last `ensure`; 0 after `remove`."""
         self.times_made = 0
 
     def ensure(self, host: Netlink) -> int:
         """Ensure the bridge with its address, rules and forwarding; return its link index.
 
         Raises:
-            VirtbusError: 409 `bridge_in_use`: another netd has the bridge. 500 `bridge_lost`: it
-                vanished meanwhile. 409 `subnet_taken`: another link has an address in the subnet,
-                or a host of the fleet or the bus has one in the subnet of a network object.
+            VirtbusError: 409 `bridge_in_use`: another netd has the bridge.
+                500 `bridge_lost`: the bridge vanished while netd made it.
+                409 `subnet_taken`: another link of this host has an address in the subnet, or a
+                host of the fleet or of the bus has an address in a network object's subnet.
         """
         with self._lock:
             link = links.find(host, self.name)
@@ -113,7 +118,6 @@ class HostBridge:
 
     @property
     def gateway(self) -> IPv4Interface:
-        """Return the gateway of IPv4."""
         return self.gateways.four
 
     def check_owner(self) -> None:
@@ -122,25 +126,26 @@ class HostBridge:
             self.check(host)
 
     def check(self, host: Netlink) -> None:
-        """Do the check of `check_owner` over an open socket."""
         self._owned(host)
 
     def former(self, host: Netlink, current: Collection[str] = ()) -> list[str]:
-        """Return names of bridges that this netd made under earlier settings. Lists all links.
+        """Return names of bridges that this netd made under earlier settings.
 
-        `current` are the names of bridges of network objects.
+        `current` has the names of the bridges of network objects.
         """
         found = [each.name for each in links.list_links(host) if each.alias == self.mark]
         return sorted(name for name in found if name != self.name and name not in current)
 
     def remove_former(self, name: str) -> None:
-        """Remove a bridge that `former` returned, and its nftables table."""
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             filters.do(no_host_table(name))
             host.do([links.delete_link(name)])
 
     def faults(self, *, needed: bool) -> list[str]:
-        """Return messages about missing parts if `needed`, or about remaining parts if not."""
+        """Return a message for each missing object.
+
+        If not `needed`, return a message for each remaining object instead.
+        """
         with Netlink() as host, Netlink(NETLINK_NETFILTER) as filters:
             link = self._owned(host)
             table = filters.ask(has_host_table(self.name)) is not None
@@ -160,24 +165,23 @@ class HostBridge:
 
     @property
     def _own(self) -> list[links.Interface]:
-        """Return the addresses that the bridge has on the host."""
         if self.kind is NicKind.ISOLATED:
             return []
         six = self.gateways.six
         return [self.gateway] if six is None else [self.gateway, ROUTER, six]
 
     def _forwards(self) -> bool:
-        """Return True if the host forwards packets, or this network does not need it."""
+        """Return True if the host forwards packets, or if this network needs no forwarding."""
         if self.kind is NicKind.ISOLATED:
             return True
         six = self.gateways.six is None or forwarding.forwards6()
         return six and forwarding.forwards4()
 
     def _owned(self, host: Netlink) -> links.KernelLink | None:
-        """Return the bridge if it exists. A bridge without a mark is adopted.
+        """Return the bridge if it exists. A bridge without a mark counts as this netd's own.
 
         Raises:
-            VirtbusError: 409 `bridge_in_use` if the bridge belongs to another netd.
+            VirtbusError: 409 `bridge_in_use`: the bridge belongs to another netd.
         """
         link = links.find(host, self.name)
         if link is not None and _is_foreign(link, self.mark):
@@ -216,8 +220,8 @@ class HostBridge:
     def mend(self) -> None:
         """Restore the address, table and forwarding if another program removed them.
 
-        The rules in an existing table are compared with those that this netd has written. If this
-        netd has written no rules yet, an existing table counts as right.
+        A table is right if it has the rules that this netd wrote last. Before this netd has written
+        any rules, every existing table counts as right.
         """
         with self._lock:
             with Netlink(NETLINK_NETFILTER) as filters:
@@ -236,7 +240,6 @@ class HostBridge:
             log.warning("somebody removed %s of %s; it is back", what, self.name, extra=extra)
 
     def set_reach(self, reach: ReachRules) -> None:
-        """Set the reach rules, and apply them to an existing bridge."""
         with self._lock:
             self.reach = reach
             if (self._written and self._written.reach == reach) or not self.made:
@@ -257,7 +260,7 @@ class HostBridge:
     def addresses(self, others: Collection[str] = ()) -> tuple[str, ...]:
         """Return the addresses by which other hosts reach this host.
 
-        Addresses of this bridge, and of the further bridges `others` of this netd, are left out.
+        The result excludes addresses of this bridge, and of `others`: further bridges of this netd.
         """
         with Netlink() as host:
             bridges = [links.find(host, name) for name in (self.name, *others)]
@@ -268,7 +271,7 @@ class HostBridge:
 
     def _check_subnet(self, host: Netlink) -> None:
         if self.kind is NicKind.ISOLATED:
-            return  # the host has no address in it
+            return  # the host has no address in the subnet
         ours = links.find(host, self.name)
         own = {(ours.index, one) for one in self.gateways.all} if ours is not None else set()
         for found in links.list_addresses(host):
@@ -288,9 +291,9 @@ class HostBridge:
         return VirtbusError(Code.CONFLICT, "subnet_taken", message)
 
     def remove(self) -> None:
-        """Remove the bridge and the table; tolerate missing parts. A bridge of another netd stays.
+        """Remove the bridge and the table, as far as they exist. A bridge of another netd stays.
 
-        If no link of any netd is left on the host, restore the former forwarding.
+        If no bridge of any netd is left on the host, restore the former forwarding.
         """
         with self._lock:
             self.index = 0
@@ -305,7 +308,7 @@ class HostBridge:
                     host.do([links.delete_link(self.name)])
                 found = links.list_links(host)
             if self.made:
-                # guests of another bridge, or of another netd, still need forwarding
+                # guests on other bridges of this or another netd need forwarding
                 if not any(each.alias.startswith(names.OWNER_PREFIX) for each in found):
                     forwarding.restore(self.memo.forwarding())
                 self.memo.forget()
@@ -322,14 +325,16 @@ def _is_foreign(link: links.KernelLink, mark: str) -> bool:
 
 
 def _connects(host: Netlink, link: links.KernelLink, own: list[links.Interface]) -> bool:
-    """Return True if a bridge is up with its addresses, from which the kernel makes its routes."""
+    """Return True if a bridge is up and has its addresses.
+
+    The kernel derives its routes from them.
+    """
     found = links.list_addresses(host) if own else []
     there = {each.interface for each in found if each.index == link.index}
     return link.up and there.issuperset(own)
 
 
 def _connect(host: Netlink, link: links.KernelLink, own: list[links.Interface]) -> None:
-    """Set a bridge up, and give it its addresses."""
     up = links.set_link(link.name, up=True)
     host.do([up, *(links.add_address(link.index, one) for one in own)])
     extra = {"code": "host_route_back", "bridge": link.name}

@@ -1,8 +1,7 @@
-"""Finds the host bridge of each network: of the built-in network, and of network objects.
+"""Finds the host bridge of the built-in network, and of each network object.
 
-The bus is not asked for a network object: its bridge is made from the copy in the VM's record. A
-memo on disk names each bridge that exists, so that a later netd can remove the bridge once no VM
-needs it.
+The VM's record has a copy of the network object, so netd makes the bridge without the bus. A memo
+on disk names each existing bridge, so that a later netd can remove the unused bridge.
 """
 
 import logging
@@ -27,25 +26,25 @@ _BRIDGED = frozenset(NicKind) - {NicKind.HOST_BRIDGE, NicKind.MACVTAP, NicKind.C
 
 
 class HostBridges:
-    """The bridges of one host. Its methods block if they use netlink."""
+    """The bridges of one host. Methods that use netlink block."""
 
     def __init__(self, built_in: HostBridge, node: str = "") -> None:
-        """`node` is the node id, which chooses the subnet of a routed network."""
+        """`node` is the node id. It selects the subnet of a routed network."""
         self.built_in = built_in
         self._node = node
-        self._named: dict[str, HostBridge] = {}  # never changed, but replaced: threads iterate
+        self._named: dict[str, HostBridge] = {}  # replaced, not modified: threads iterate
         self._lock = threading.Lock()
 
     def of(self, nic: Nic) -> HostBridge:
-        """Return the bridge of an interface's network; it may not exist yet.
+        """Return the bridge of an interface's network. The link itself may not exist yet.
 
         Raises:
-            VirtbusError: 422 `network_not_here` if the network has no subnet for this node.
+            VirtbusError: 422 `network_not_here`: the network has no subnet for this node.
         """
         return self.built_in if nic.target is None else self._of_target(nic.target, nic.index)
 
     def name_of(self, nic: Nic) -> str:
-        """Return the name of the bridge of an interface's network, even if this host lacks it."""
+        """Return the name of an interface's bridge, even if the network is not on this host."""
         target = nic.target
         return self.built_in.name if target is None else core_names.network_bridge(target.uid)
 
@@ -65,11 +64,10 @@ class HostBridges:
             return known
 
     def all(self) -> list[HostBridge]:
-        """Return all bridges that are known, also those that do not exist."""
+        """Return all known bridges. Their links may not exist."""
         return [self.built_in, *self._named.values()]
 
     def recover(self) -> None:
-        """Find the bridges of network objects that an earlier netd left."""
         for memo in self.built_in.memo.all():
             try:
                 target = target_in(memo)
@@ -80,7 +78,7 @@ class HostBridges:
                 log.error("%s cannot be used (%s); remove it", memo, error, extra=extra)
 
     def ports(self, host: Netlink) -> dict[str, str]:
-        """Return, by name, the VM's uid of each host end on these bridges. Lists all links."""
+        """Return the VM's uid for each host end on these bridges, by the host end's name."""
         self.built_in.check(host)
         bridges = (links.find(host, each.name) for each in self.all())
         masters = {bridge.index for bridge in bridges if bridge is not None}
@@ -91,18 +89,17 @@ class HostBridges:
         }
 
     def set_reach(self, reach: ReachRules) -> None:
-        """Apply other reach rules to all bridges."""
         self.built_in.set_reach(reach)
         with self._lock:
-            named = self._named  # a bridge that is added from now on has `reach`
+            named = self._named  # later bridges take `reach` from `built_in`
         for each in named.values():
             each.set_reach(self._reach(reach, each))
 
     def _reach(self, reach: ReachRules, bridge: HostBridge) -> ReachRules:
         """Return `reach` for the bridge of a network object.
 
-        If the network's gateway answers DNS queries, guests may ask it instead of the gateway of
-        the built-in network.
+        On a network whose gateway answers DNS queries, that gateway replaces the built-in network's
+        gateway as a permitted DNS server.
         """
         own = self.built_in.gateway.ip
         dns = tuple(server for server in reach.dns if server != own)
@@ -111,36 +108,33 @@ class HostBridges:
         return replace(reach, dns=dns)
 
     def times_made(self) -> int:
-        """Return how often a bridge was made. A new bridge lacks the links of existing VMs."""
+        """Count all makings of bridges. A new bridge lacks the host ends of existing VMs."""
         return sum(each.times_made for each in self.all())
 
     def needed(self, used: Iterable[Nic]) -> list[tuple[HostBridge, bool]]:
-        """Return each bridge that is known, with True if one of `used` needs it."""
+        """Return each known bridge, with True if an interface of `used` needs the bridge."""
         places = {nic.place for nic in used if is_bridged(nic)}
         named = [(each, uid in places) for uid, each in self._named.items()]
         return [(self.built_in, "" in places), *named]
 
     def surplus(self, used: Iterable[Nic]) -> list[HostBridge]:
-        """Return the bridges that may exist and that none of `used` needs."""
         return [each for each, needed in self.needed(used) if not needed and each.made]
 
     def addresses(self) -> tuple[str, ...]:
-        """Return the addresses by which other hosts reach this host."""
         return self.built_in.addresses(self.names())
 
     def remove(self, bridge: HostBridge) -> None:
-        """Remove a bridge that nobody needs."""
         bridge.remove()
         with self._lock:
             self._named = {uid: one for uid, one in self._named.items() if one is not bridge}
 
     def names(self) -> Collection[str]:
-        """Return the names of the bridges of network objects."""
+        """Exclude the bridge of the built-in network."""
         return {each.name for each in self._named.values()}
 
 
 def is_bridged(nic: Nic) -> bool:
-    """Return True for an interface that has a host end on a bridge of virtbus."""
+    """Return True for an interface whose host end is on a bridge of virtbus."""
     return nic.kind in _BRIDGED
 
 

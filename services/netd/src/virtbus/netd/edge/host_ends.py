@@ -1,4 +1,4 @@
-"""Connects the host ends of veth pairs with a bridge, and checks them."""
+"""Connects the host ends of veth pairs with a bridge, and checks the host ends."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from virtbus.schemas.network_object import BRIDGE_MTU
 def plug(host: Netlink, uid: str, nics: Sequence[tuple[Nic, int]], netns_fd: int) -> None:
     """Make a veth pair for each interface, and plug its host end into a bridge.
 
-    `nics` has each interface with the link index of its bridge. `netns_fd` is the VM's namespace.
+    `nics` pairs each interface with its bridge's link index. `netns_fd` is the VM's namespace.
     """
     calls: list[NetlinkCall] = []
     for nic, master in nics:
@@ -29,8 +29,8 @@ def plug(host: Netlink, uid: str, nics: Sequence[tuple[Nic, int]], netns_fd: int
 def bridged_mtu(nic: Nic) -> int:
     """Return the MTU of an interface's veth pair to a bridge of virtbus.
 
-    It is the network's MTU, at least BRIDGE_MTU. An interface that asks for a smaller MTU has the
-    smaller MTU on its tap only, because a Linux bridge takes the smallest MTU of its ports.
+    The result is the network's MTU, at least BRIDGE_MTU. A smaller MTU of one interface is set on
+    its tap only, because a Linux bridge takes the smallest MTU of its ports.
     """
     own = nic.target.spec.mtu if nic.target is not None else None
     return max(BRIDGE_MTU, own or 0)
@@ -45,7 +45,10 @@ def unplugged(host: Netlink, bridge: HostBridge, nics: Sequence[Nic]) -> list[st
 
 
 def wrong_end(host: Netlink, name: str, index: int, bridge: str) -> str:
-    """Return what is wrong with a host end, in words; `index` is that of its bridge."""
+    """Return a host end's fault in words, or an empty string.
+
+    `index` is its bridge's link index.
+    """
     link = links.find(host, name)
     if link is None:
         return "gone"

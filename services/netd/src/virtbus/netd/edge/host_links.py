@@ -1,4 +1,4 @@
-"""Lists the links of the host, to find those that CNI plugins leave behind."""
+"""Lists the links of the host, to find links that CNI plugins leave behind."""
 
 from collections.abc import Collection
 from contextlib import suppress
@@ -11,23 +11,23 @@ from virtbus.netd.edge.netlink import Netlink
 
 _DEVICES = Path("/proc/thread-self/net/dev")
 _LASTING = frozenset({"bridge"})
-"""Kinds of links that a plugin makes once for all guests of a network."""
+"""Kinds of links that a plugin makes once per network, for all its guests."""
 
 
 def link_names() -> frozenset[str]:
-    """Return the names of all links in the thread's namespace, without a list by netlink.
+    """Return the names of all links in the thread's namespace, read from /proc.
 
-    Such a list takes 2 s on a host with 1,000 namespaces.
+    A list by netlink takes 2 s on a host with 1,000 namespaces.
     """
     rows = _DEVICES.read_text().splitlines()[2:]
     return frozenset(row.partition(":")[0].strip() for row in rows)
 
 
 def appeared(known: Collection[str], netns: Path) -> list[str]:
-    """Return the links that are not in `known`. Bridges and the links of virtbus are left out.
+    """Return the links that are not in `known`, without bridges and links of virtbus.
 
-    A link whose other end is in the namespace `netns` is left out, too, because it ends with that
-    namespace.
+    The result also excludes a link whose peer is in the namespace `netns`, because the link ends
+    with that namespace.
     """
     new = sorted(link_names().difference(known))
     with Netlink() as host:

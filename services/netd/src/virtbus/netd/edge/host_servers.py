@@ -1,4 +1,4 @@
-"""Returns the DNS servers of this host: for guests, and for queries that the resolver forwards."""
+"""Returns this host's DNS servers, for guests and for the resolver's forwarded queries."""
 
 from collections.abc import Sequence
 from ipaddress import IPv4Address, ip_address
@@ -13,8 +13,8 @@ MOST = 3
 class HostServers:
     """The `fixed` servers of a setting; if there are none, the servers of a resolv.conf.
 
-    Servers on loopback are included. The file is read again when it has changed. `gateway` is left
-    out, because the resolver listens there and would get its own query.
+    The result includes servers on loopback. It excludes `gateway`, where the resolver listens and
+    would get its own query.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class HostServers:
         self._found: tuple[Address, ...] = ()
 
     def addresses(self) -> tuple[Address, ...]:
-        """Return at most 3 servers; none if no server is `fixed` and the file is unreadable."""
+        """Return at most 3 servers; none if the file is needed and unreadable."""
         if self._fixed:
             return self._fixed[:MOST]
         try:
@@ -42,7 +42,7 @@ class HostServers:
 
 
 def name_servers(text: str) -> tuple[Address, ...]:
-    """Return the servers of a resolv.conf, without addresses with an interface (`fe80::1%eth0`)."""
+    """Return the servers of a resolv.conf. Skip addresses with an interface (`fe80::1%eth0`)."""
     found = []
     for line in text.splitlines():
         words = line.split()

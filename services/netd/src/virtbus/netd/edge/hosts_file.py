@@ -1,4 +1,4 @@
-"""Stores the addresses of hosts that no guest may reach, for a start of netd without the bus."""
+"""Stores the addresses of hosts closed to guests, so that netd can start without the bus."""
 
 import json
 import logging
@@ -16,7 +16,6 @@ class HostsFile:
         self._written: list[str] | None = None
 
     def read(self) -> list[str]:
-        """Return the stored addresses; none if the file is missing or damaged."""
         try:
             found = json.loads(self._path.read_text())
             return [text for text in found if isinstance(text, str)]
@@ -28,7 +27,6 @@ class HostsFile:
             return []
 
     def write(self, addresses: Collection[object]) -> None:
-        """Replace the file, if the addresses differ from those of the last call."""
         texts = sorted(map(str, addresses))
         if texts == self._written:
             return

@@ -1,8 +1,8 @@
 """Makes, moves and deletes the taps of interfaces that are plugged into a running guest.
 
-libvirt opens a tap in the host's namespace. Until the tap is in the VM's namespace it is down, so
-no frame passes. All functions block, and some leave their thread in the VM's namespace: call each
-in `in_thread`.
+libvirt opens a tap in the host's namespace. The tap is down and passes no frame until it is in the
+VM's namespace. All functions block, and some leave their thread in the VM's namespace: call each in
+`in_thread`.
 """
 
 from collections.abc import Iterable
@@ -18,10 +18,10 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 def lend(attachment: Attachment, nic: Nic) -> str:
-    """Make the tap of `nic` in the host's namespace, if it is missing; return its name there.
+    """Ensure the tap of `nic` in the host's namespace, and return its name there.
 
     Raises:
-        VirtbusError: 409 `link_taken` if another VM has a link of this name.
+        VirtbusError: 409 `link_taken`: another VM has a link of this name.
     """
     name = names.lent_tap(attachment.uid, nic.index)
     with Netlink() as host:
@@ -36,10 +36,10 @@ def lend(attachment: Attachment, nic: Nic) -> str:
 
 
 def bring_in(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
-    """Move the tap that `lend` made to the VM's namespace; no effect if it is there already.
+    """Move the tap that `lend` made to the VM's namespace, if necessary.
 
     Raises:
-        VirtbusError: 409 `tap_lost` if the tap is in neither namespace.
+        VirtbusError: 409 `tap_lost`: the tap is in neither namespace.
     """
     name = names.lent_tap(attachment.uid, nic.index)
     with Netlink() as host, opened(namespaces.path(attachment.netns)) as netns:
@@ -54,7 +54,7 @@ def bring_in(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
 
 
 def remove(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
-    """Delete the links of `nic` after the guest released its device, but no link of CNI plugins."""
+    """Delete netd's links of `nic` after the guest has released the device. CNI links stay."""
     own = [names.lent_tap(attachment.uid, nic.index)]
     own += [nic.host_link] if has_host_end(nic) else []
     with Netlink() as host:
@@ -66,7 +66,10 @@ def remove(namespaces: Namespaces, attachment: Attachment, nic: Nic) -> None:
 
 
 def _own_eth(nic: Nic) -> tuple[str, ...]:
-    """Return `eth` on a macvtap network. On others, it ends with its peer, passt or CNI's DEL."""
+    """Return `eth` of a macvtap network.
+
+    Otherwise `eth` ends with its veth peer, passt or CNI's DEL.
+    """
     return (nic.eth,) if nic.kind is NicKind.MACVTAP else ()
 
 

@@ -28,14 +28,16 @@ from virtbus.schemas.overlay import TUNNEL_PORT
 
 _AF_BRIDGE = 7
 _VLAN_PVID, _VLAN_UNTAGGED = 0x2, 0x4
-"""`BRIDGE_VLAN_INFO_*`: untagged frames enter the VLAN, and frames of the VLAN leave untagged."""
+"""`BRIDGE_VLAN_INFO_*`: incoming untagged frames join the VLAN; frames of the VLAN leave untagged.
+"""
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _INDEX_FLAGS, _INDEX_OFFSET = struct.Struct("=iI"), HEADER_BYTES + 4
 
 Interface = IPv4Interface | IPv6Interface
 
 _kept = functools.lru_cache(maxsize=128)
-"""Caches encoded calls, which many namespaces share. pyroute2 takes 50 to 130 us to encode one."""
+"""Caches encoded calls, which many namespaces share. pyroute2 takes 50 to 130 us to encode a call.
+"""
 _GETNSID, _NSID, _NSID_OF_FD = 90, 1, 3
 """`RTM_GETNSID` and its attributes (`linux/net_namespace.h`)."""
 _INFO_KIND, _INFO_DATA, _LINK_NETNSID = 1, 2, 37
@@ -53,7 +55,7 @@ _COUNTED = (
 
 
 class KernelLink:
-    """A link as the kernel reports it. An attribute is decoded when it is read."""
+    """A link as the kernel reports it. A property decodes its attribute at each read."""
 
     def __init__(self, reply: Reply) -> None:
         self._message = reply.message
@@ -61,7 +63,8 @@ class KernelLink:
         self.index, flags = _INDEX_FLAGS.unpack_from(reply.message, _INDEX_OFFSET)
         self.up = bool(flags & _IFF_UP)
         self.running = bool(flags & _IFF_RUNNING)
-        """True if the link has a carrier. A tap has one while a process has its queue open."""
+        """True if the link has a carrier. A tap has a carrier while a process has its queue open.
+        """
 
     @property
     def name(self) -> str:
@@ -81,18 +84,17 @@ class KernelLink:
 
     @property
     def isolated(self) -> bool:
-        """Return True for a bridge's port that exchanges no frames with other isolated ports."""
+        """True for a bridge port that exchanges no frames with other isolated ports."""
         return host_end.is_isolated(self._message)
 
     @property
     def counted(self) -> dict[str, int]:
-        """Return the kernel's counters of the link (`rtnl_link_stats64`)."""
         raw = host_end.read_attribute(self._message, host_end.IFLA_STATS64)
         return dict(zip(_COUNTED, _STATS64.unpack_from(raw), strict=True)) if raw else {}
 
     @property
     def master(self) -> int:
-        """Return the link index of the bridge that this link is on; 0 if there is none."""
+        """The link index of the bridge that has this link as a port; 0 for none."""
         return self._number(host_end.IFLA_MASTER)
 
     def _text(self, kind: int) -> str:
@@ -105,7 +107,7 @@ class KernelLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkDetails:
-    """A link with its kind, such as `bridge`. The kind of a hardware device is empty."""
+    """A link with its kind, such as `bridge`. A hardware device has an empty kind."""
 
     index: int
     kind: str
@@ -115,12 +117,13 @@ class LinkDetails:
     alias: str
     filters_vlans: bool
     pvid: int | None
-    """The VLAN that a bridge gives new ports; None for other links, or if the kernel has no VLANs
-    on bridges."""
+    """The VLAN that a bridge gives new ports. None for other links, or if the kernel's bridges have
+    no VLANs.
+    """
     peer_namespace: int | None
-    """The id of the namespace that holds the link's other end, or the link below it.
+    """The id of the namespace with the link's peer, or with the link below this link.
 
-    None if this namespace holds that link, or if there is none.
+    None if the peer or lower link is in this namespace, or does not exist.
     """
 
 
@@ -132,16 +135,16 @@ class KernelAddress:
     interface: Interface
     is_global: bool
     label: str = field(default="", compare=False)
-    """The name of the link; empty for IPv6."""
+    """The link's name; empty for IPv6."""
 
 
 @_kept
 def new_bridge(name: str, *, index: int = 0, mac: str | None = None) -> NetlinkCall:
     """Return the call that ensures a bridge whose ports forward at once.
 
-    The bridge has no STP, no forward delay and no multicast snooping. With `mac`, its MAC is fixed.
-    Without `mac`, the MAC changes with the ports, and neighbours' ARP entries become stale. If
-    `index` is given, later calls of the same batch can name the bridge as a master.
+    The bridge has no STP, no forward delay and no multicast snooping. Without `mac`, its MAC
+    changes with its ports, and neighbours' ARP entries become stale. With `index`, later calls of
+    the same batch can name the bridge as a master.
     """
     data = nest(
         ("IFLA_BR_FORWARD_DELAY", 0), ("IFLA_BR_STP_STATE", 0), ("IFLA_BR_MCAST_SNOOPING", 0)
@@ -166,7 +169,7 @@ def set_link(
     mtu: int | None = None,
     alias: str | None = None,
 ) -> NetlinkCall:
-    """Return the call that changes the given values.
+    """Return the call that changes the values that are not None.
 
     The kernel applies attributes before flags, so the link goes up or down after the other changes.
     """
@@ -182,10 +185,9 @@ def set_link(
 
 
 def raise_mtu(name: str, mtu: int) -> NetlinkCall:
-    """Return the call that sets an MTU. It has no effect if the MTU of the link below is smaller.
+    """Return the call that sets an MTU. No effect if the link below has a smaller MTU.
 
-    The kernel then answers EINVAL for a macvlan link, and ERANGE for a VLAN link. The call
-    tolerates both.
+    The call tolerates the kernel's errors for this case: EINVAL for macvlan, ERANGE for a VLAN.
     """
     call = set_link(name, mtu=mtu)
     return replace(call, tolerated=(errno.EINVAL, errno.ERANGE))
@@ -214,17 +216,18 @@ def new_macvlan(
 def move_link(name: str, index: int, new_name: str, netns_fd: int) -> NetlinkCall:
     """Return the call that moves a link to another namespace, with a new name.
 
-    The link must be down. A process that has a tap open keeps it.
+    The link must be down. A process keeps its open tap.
     """
     target = ("IFLA_NET_NS_FD", netns_fd)
     return LINKS.set(f"{name} netns", ("IFLA_IFNAME", new_name), target, index=index)
 
 
 def new_vxlan(name: str, vni: int, local: str, mtu: int) -> NetlinkCall:
-    """Return the call that ensures a VXLAN device that does not learn, flood or use multicast.
+    """Return the call that ensures a VXLAN device without learning, flooding and multicast.
 
-    The device answers ARP from its own table of neighbours. If another device has the VNI, the
-    kernel makes no device, and answers EEXIST as for an existing link, which the call tolerates.
+    The device answers ARP from its own neighbour table. If another device has the VNI, the kernel
+    makes no device and answers EEXIST. The call tolerates EEXIST, because an existing link of this
+    name causes the same error.
     """
     data = nest(
         ("IFLA_VXLAN_ID", vni),
@@ -241,10 +244,7 @@ def new_vxlan(name: str, vni: int, local: str, mtu: int) -> NetlinkCall:
 
 @_kept
 def quiet_port(name: str) -> NetlinkCall:
-    """Return the call that ends learning from a bridge's port, and the flooding of frames to it.
-
-    Flooded frames are those for MACs that the bridge does not know.
-    """
+    """Return the call that ends learning and unknown-unicast flooding at a bridge's port."""
     return _port(name, ("IFLA_BRPORT_LEARNING", 0), ("IFLA_BRPORT_UNICAST_FLOOD", 0))
 
 
@@ -265,18 +265,18 @@ def _port(name: str, *data: Attribute) -> NetlinkCall:
 
 
 def delete_link(name: str) -> NetlinkCall:
-    """Return the call that deletes a link if it exists. A veth's peer is deleted with it."""
+    """Return the call that deletes a link if it exists. A veth's peer ends with the veth."""
     return LINKS.delete(name, ("IFLA_IFNAME", name), gone=errno.ENODEV)
 
 
 def find(netlink: Netlink, name: str) -> KernelLink | None:
-    """Return one link by name, None if it is missing. A list would take 2 s at 1,000 namespaces."""
+    """Return a link by name; None if missing. A list would take 2 s at 1,000 namespaces."""
     reply = netlink.ask(host_end.get_link(name))
     return KernelLink(reply) if reply is not None else None
 
 
 def describe(netlink: Netlink, name: str) -> LinkDetails | None:
-    """Return one link with its kind by name, None if it is missing."""
+    """Return a link with its kind by name; None if missing."""
     reply = netlink.ask(host_end.get_link(name))
     if reply is None:
         return None
@@ -300,7 +300,7 @@ def describe(netlink: Netlink, name: str) -> LinkDetails | None:
 
 
 def namespace_id(netlink: Netlink, fd: int) -> int | None:
-    """Return the id that the socket's namespace has for the namespace `fd`; None without an id."""
+    """Return the nsid of the namespace `fd` in the socket's namespace; None if unassigned."""
     ask = NetlinkCall("namespace id", _GETNSID, 0, bytes(4) + attr(_NSID_OF_FD, _U32.pack(fd)))
     answer = netlink.ask(ask)
     raw = find_attr(answer.message, HEADER_BYTES + 4, _NSID) if answer is not None else b""
@@ -318,7 +318,7 @@ def add_port_vlan(port: int, vlan: int) -> NetlinkCall:
 
 
 def delete_port_vlan(port: int, vlan: int) -> NetlinkCall:
-    """Return the call that takes a bridge's port out of a VLAN."""
+    """Return the call that ends a bridge port's membership of a VLAN."""
     spec = ("IFLA_AF_SPEC", _port_vlan(vlan, 0))
     what = f"vlan {vlan} of port {port}"
     return LINKS.delete(what, spec, gone=errno.ENOENT, family=_AF_BRIDGE, index=port)
@@ -329,7 +329,7 @@ def _port_vlan(vlan: int, flags: int) -> dict[str, object]:
 
 
 def list_links(netlink: Netlink) -> list[KernelLink]:
-    """Return all links of the namespace. On a host with 1,000 namespaces this takes 2 s."""
+    """Return all links of the namespace. The list takes 2 s at 1,000 namespaces."""
     return [KernelLink(reply) for reply in netlink.dump(LINKS.list_all("links"))]
 
 

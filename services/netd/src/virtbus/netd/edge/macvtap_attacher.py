@@ -1,8 +1,7 @@
-"""Connects VMs to an interface of the host that is on no bridge: networks of kind `macvtap`.
+"""Connects VMs to an unbridged interface of the host: networks of kind `macvtap`.
 
-The VM's namespace has a macvlan link instead of the kernel's macvtap. A Linux bridge in the
-namespace connects the macvlan link with a tap. So the guest has the same tap, filter and limits as
-on networks of other kinds.
+The VM's namespace has a macvlan link instead of the kernel's macvtap. The inner bridge connects the
+macvlan link with a tap. The guest thus has the same tap, filter and limits as on other networks.
 """
 
 import errno
@@ -29,10 +28,9 @@ class MacvtapAttacher:
     built_in: HostBridge
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics) -> Nic:
-        """Return the interface with its addresses and MTU.
+        """Return the interface with its addresses and MTU. Raises VirtbusError.
 
-        Raises VirtbusError, among others 409 `link_in_use`: another guest is on the link, and one
-        of the two has the mode passthru.
+        409 `link_in_use`: another guest is on the link, and one of both guests has mode passthru.
         """
         with Netlink() as host:
             link = self.segments.of(host, nic)
@@ -45,18 +43,18 @@ class MacvtapAttacher:
         return on_segment(nic, vm.uid, link.mtu, used.addresses(nic), hosts)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Do nothing: the host already has its interface."""
+        """The host already has its interface."""
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a macvlan link in the namespace for each interface.
+        """Make a macvlan link in the namespace for each interface. Raises VirtbusError.
 
-        Raises VirtbusError, among others 409 `link_in_use` if the kernel refuses a further link.
+        409 `link_in_use`: the kernel refuses a further link.
         """
         del uid
         for nic in nics:
             link = self.segments.of(host, nic)
             mode = mode_of(nic)
-            # in passthru, the link has the MAC of the host's interface, and passes all frames
+            # in mode passthru, the link has the host interface's MAC and passes all frames
             mac = None if mode is MacvtapMode.PASSTHRU else nic.mac
             call = links.new_macvlan(nic.eth, link.index, mode, netns_fd, mac=mac, mtu=link.mtu)
             try:
@@ -69,7 +67,7 @@ class MacvtapAttacher:
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
         """Return a message for each interface of the host that is gone or down.
 
-        With `mend`, return none: netd does not repair the host's own interfaces.
+        With `mend`, return no messages: netd never repairs the host's own interfaces.
         """
         found = []
         with Netlink() as host:
@@ -81,7 +79,7 @@ class MacvtapAttacher:
         return [] if mend else found
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Do nothing: the links end with their namespaces."""
+        """The links end with their namespaces."""
 
 
 def mode_of(nic: Nic) -> MacvtapMode:

@@ -1,6 +1,6 @@
 """Makes a VM's namespace the gateway of a guest behind NAT: settings, addresses, routes, rules.
 
-The calling thread must be in the namespace of the netlink socket. Each step can be repeated.
+The calling thread must be in the namespace of the netlink socket. All functions are idempotent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ def faults(inside: Netlink, rules: Netlink, nics: Sequence[Nic]) -> list[str]:
         routes = {listed_route(one.message) for one in inside.dump(list_routes())}
         for nic in own:
             if nic.state is LinkState.DOWN:
-                continue  # the kernel removes addresses and routes of links that are down
+                continue  # the kernel removes addresses and routes of a link that is down
             found += [
                 f"{nic.bridge} and {nic.eth} do not forward: {key} is not {value}"
                 for key, value in _settings(nic)
@@ -67,7 +67,7 @@ def faults(inside: Netlink, rules: Netlink, nics: Sequence[Nic]) -> list[str]:
 def guard(rules: Netlink, nics: Sequence[Nic]) -> None:
     """Ensure the rules; remove the table if no guest is behind NAT.
 
-    Connections keep their translation, because the kernel stores it with each connection.
+    The kernel stores each connection's translation, so connections survive.
     """
     own = of(nics)
     if not _stands(rules, own):
@@ -75,9 +75,9 @@ def guard(rules: Netlink, nics: Sequence[Nic]) -> None:
 
 
 def refused(rules: Netlink, nics: Sequence[Nic]) -> dict[int, dict[str, int]]:
-    """Return how many packets to closed ports were dropped, by the index of the interface.
+    """Return the number of dropped packets to closed ports, by interface index.
 
-    The number is under the key `masquerade.PORT`. It returns to zero when the rules change.
+    The number is under the key `masquerade.PORT`. A change of the rules resets the number.
     """
     own = of(nics)
     listed = [one.message for one in rules.dump(masquerade.list_rules())] if own else []
@@ -85,13 +85,12 @@ def refused(rules: Netlink, nics: Sequence[Nic]) -> dict[int, dict[str, int]]:
 
 
 def _counted(rules: Sequence[bytes], nic: Nic) -> int:
-    """Return the sum of the packet counters of the rules that name the link `eth` of `nic`."""
     name = nic.eth.encode() + b"\0"
     return sum(counted_packets(one) or 0 for one in rules if name in one)
 
 
 def _stands(rules: Netlink, own: Sequence[Nic]) -> bool:
-    """Return True if the table has the rules of `own`; without interfaces, if there is no table."""
+    """Return True if the table has the rules of `own`; for an empty `own`, if no table exists."""
     there = rules.ask(masquerade.has_table()) is not None
     if not own or not there:
         return there == bool(own)
@@ -101,7 +100,10 @@ def _stands(rules: Netlink, own: Sequence[Nic]) -> bool:
 
 
 def _settings(nic: Nic) -> Iterator[tuple[str, str]]:
-    """Yield the key and value of each sysctl of the namespace. No sysctl of the host is needed."""
+    """Yield key and value of each sysctl.
+
+    All are per namespace; the host's sysctls stay unchanged.
+    """
     for link in (nic.eth, nic.bridge):
         yield f"net/ipv4/conf/{link}/forwarding", "1"
         yield f"net/ipv4/conf/{link}/arp_ignore", "1"
@@ -121,13 +123,12 @@ def _has(key: str, value: str) -> bool:
 
 
 def _ensure(key: str, value: str) -> None:
-    """Write a value only if it differs: writing the present value may reset a link's addresses."""
+    """Write only a differing value, because any write may reset a link's addresses."""
     if not _has(key, value):
         write_sysctl(key, value)
 
 
 def _addresses(inside: Netlink, nic: Nic) -> Iterator[tuple[int, links.Interface]]:
-    """Yield the addresses of the namespace, with the index of their link."""
     eth, bridge = links.find(inside, nic.eth), links.find(inside, nic.bridge)
     if eth is None or bridge is None:
         return

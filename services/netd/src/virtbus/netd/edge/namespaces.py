@@ -1,6 +1,6 @@
 """Makes, enters and removes network namespaces in threads of this process, without forks.
 
-A named namespace is an nsfs bind mount on a file in one folder, as `ip netns` makes it.
+A named namespace is a bind mount of its nsfs file on a file in one folder, as for `ip netns`.
 """
 
 import _thread
@@ -38,8 +38,8 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None 
     """Run blocking `work` in a new thread that starts in this process' namespace.
 
     Threads are not reused, because `work` may leave its thread in another namespace. A cancelled
-    call runs `on_cancel` and waits for the thread to end. So when the next call for a VM begins, no
-    thread of an earlier call still works on the VM.
+    call runs `on_cancel`, and waits until `work` ends. Therefore two calls that a caller makes in
+    sequence never work on a VM at once.
 
     Return the result of `work`, or raise its exception.
     """
@@ -51,7 +51,7 @@ async def in_thread(work: Callable[[], T], on_cancel: Callable[[], None] | None 
             settle = partial(done.set_result, work())
         except BaseException as error:  # noqa: BLE001  # raised in the awaiting task
             settle = partial(done.set_exception, error)
-        with suppress(RuntimeError):  # the process ends, and its loop is closed
+        with suppress(RuntimeError):  # the loop is closed: the process ends
             loop.call_soon_threadsafe(settle)
 
     _thread.start_new_thread(body, ())  # `threading.Thread` would take twice the CPU time
@@ -76,10 +76,10 @@ class Namespaces:
         return self._directory / name
 
     def prepare(self) -> None:
-        """Make the directory a shared mount, so that mounts in it reach other mount namespaces."""
+        """Make the directory a shared mount, so that its mounts reach other mount namespaces."""
         if not self._directory.is_dir():
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._directory.chmod(0o755)  # despite the umask: other users list it too
+            self._directory.chmod(0o755)  # despite the umask: other users list the folder
         target = str(self._directory)
         try:
             _mount("", target, _MS_SHARED | _MS_REC)
@@ -90,17 +90,20 @@ class Namespaces:
             _mount("", target, _MS_SHARED | _MS_REC)
 
     def names(self) -> list[str]:
-        """Return the names in the directory, mounted or not."""
+        """Include names whose mount is gone."""
         return [path.name for path in self._directory.iterdir()] if self._directory.is_dir() else []
 
     def exists(self, name: str) -> bool:
-        """Return True if `name` is a live namespace, not only a file that a crash left."""
+        """Return True if `name` is a mounted namespace.
+
+        After a crash, `name` may be a plain file.
+        """
         with suppress(FileNotFoundError):
             return self.path(name).stat().st_dev == Path(OWN_NAMESPACE).stat().st_dev
         return False
 
     def make_and_enter(self, name: str) -> None:
-        """Put the calling thread into a new namespace called `name`; the thread stays there.
+        """Move the calling thread into a new namespace called `name`, for good.
 
         Raises:
             FileExistsError: `name` is taken.
@@ -110,7 +113,7 @@ class Namespaces:
             _mount(OWN_NAMESPACE, target, _MS_BIND)
 
     def put_back(self, name: str, fd: int) -> None:
-        """Mount the namespace of descriptor `fd` under its `name` again, and close `fd`."""
+        """Mount the namespace of `fd` under `name` again, and close `fd`."""
         try:
             self.remove(name)  # `name` may be a file that is no longer a mount
             with self._new_file(name) as target:
@@ -120,7 +123,6 @@ class Namespaces:
 
     @contextmanager
     def _new_file(self, name: str) -> Iterator[str]:
-        """Make the file for a namespace's mount; remove it if the context raises OSError."""
         target = self.path(name)
         os.close(os.open(target, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
         try:
@@ -130,14 +132,14 @@ class Namespaces:
             raise
 
     def enter(self, name: str) -> None:
-        """Put the calling thread into the namespace `name`; it stays there."""
+        """Move the calling thread into the namespace `name`, for good."""
         with opened(self.path(name)) as fd:
             _call("setns", fd, _CLONE_NEWNET)
 
     def remove(self, name: str) -> None:
-        """Remove the name. The kernel frees the namespace once nothing holds it open.
+        """Remove the name, if it exists.
 
-        Does nothing if the name does not exist.
+        The kernel frees the namespace once no process holds it open.
         """
         target = self.path(name)
         try:
@@ -150,7 +152,7 @@ class Namespaces:
 
 @contextmanager
 def opened(path: Path | str) -> Iterator[int]:
-    """Open a read-only descriptor of `path` for the length of the context."""
+    """Hold a read-only descriptor of `path` open."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield fd
@@ -160,7 +162,7 @@ def opened(path: Path | str) -> Iterator[int]:
 
 @contextmanager
 def entered(namespace: int, back: int) -> Iterator[None]:
-    """Put the calling thread into a namespace within the context, and into `back` afterwards."""
+    """Move the calling thread into a namespace, and into `back` afterwards."""
     _call("setns", namespace, _CLONE_NEWNET)
     try:
         yield
@@ -169,7 +171,7 @@ def entered(namespace: int, back: int) -> Iterator[None]:
 
 
 def write_sysctl(key: str, value: str) -> bool:
-    """Set `/proc/sys/<key>` of the calling thread's namespace; return False if it is missing."""
+    """Set `/proc/sys/<key>` of the thread's namespace; return False if the key is missing."""
     try:
         fd = os.open(f"/proc/sys/{key}", os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -182,6 +184,6 @@ def write_sysctl(key: str, value: str) -> bool:
 
 
 def read_sysctl(key: str) -> str:
-    """Return the value of `/proc/sys/<key>` in the calling thread's namespace."""
+    """Return the value of `/proc/sys/<key>` in the thread's namespace."""
     with opened(f"/proc/sys/{key}") as fd:
         return os.read(fd, 4096).decode().strip()

@@ -1,4 +1,4 @@
-"""Builds netlink calls for forwarding entries and neighbours, and lists the entries of a link."""
+"""Builds netlink calls for forwarding entries and neighbours, and lists a link's entries."""
 
 import errno
 import struct
@@ -25,7 +25,7 @@ def forward_to(port: int, mac: str) -> NetlinkCall:
 
 
 def forget_local(port: int, mac: str) -> NetlinkCall:
-    """Return the call that makes a bridge forget `mac` at `port`, also as the port's own MAC."""
+    """Return the call that removes the entry of `mac` at `port`, even the port's own MAC."""
     what, mac_ = f"local {mac}", ("NDA_LLADDR", mac)
     fields = {"family": _AF_BRIDGE, "ifindex": port, "flags": _NTF_MASTER}
     return NEIGHBOURS.delete(what, mac_, gone=errno.ENOENT, **fields)
@@ -33,10 +33,10 @@ def forget_local(port: int, mac: str) -> NetlinkCall:
 
 @dataclass(frozen=True, slots=True)
 class Forwarding:
-    """The forwarding entries of a VXLAN device, and those of its bridge that lead to the device."""
+    """A VXLAN device's forwarding entries, and its bridge's entries that lead to the device."""
 
     remote: dict[str, str]
-    """The address of the host that has each MAC."""
+    """The address of each MAC's host."""
     ports: frozenset[str]
     """The MACs that the bridge sends to the device."""
 
@@ -55,7 +55,7 @@ def list_forwarding(netlink: Netlink, index: int) -> Forwarding:
 
 
 def list_neighbours(netlink: Netlink, index: int) -> dict[str, str]:
-    """Return the static neighbours of a link: the MAC of each address."""
+    """Return the MAC of each static neighbour of a link, by address."""
     return {
         str(ip_interface(message.get_attr("NDA_DST")).ip): mac
         for family in (AF_INET, AF_INET6)
@@ -67,7 +67,6 @@ def list_neighbours(netlink: Netlink, index: int) -> dict[str, str]:
 
 
 def _entries(netlink: Netlink, listing: NetlinkCall, index: int) -> Iterator[tuple[str, Message]]:
-    """Yield the MAC and the message of each entry of a link. Entries without a MAC are left out."""
     for reply in netlink.dump(listing):
         if _INDEX.unpack_from(reply.message, HEADER_BYTES + 4)[0] != index:
             continue
@@ -85,7 +84,7 @@ def put_remote(index: int, mac: str, host: str) -> NetlinkCall:
 
 
 def delete_remote(index: int, mac: str) -> NetlinkCall:
-    """Return the call that deletes an entry of `put_remote`."""
+    """Return the call that deletes the entry that `put_remote` made."""
     fields = {"family": _AF_BRIDGE, "ifindex": index, "flags": _NTF_SELF}
     return NEIGHBOURS.delete(f"remote {mac}", ("NDA_LLADDR", mac), gone=errno.ENOENT, **fields)
 
@@ -98,7 +97,7 @@ def put_neighbour(index: int, address: str, mac: str) -> NetlinkCall:
 
 
 def delete_neighbour(index: int, address: str) -> NetlinkCall:
-    """Return the call that deletes an entry of `put_neighbour`."""
+    """Return the call that deletes the entry that `put_neighbour` made."""
     fields = {"family": _family(address), "ifindex": index}
     return NEIGHBOURS.delete(address, ("NDA_DST", address), gone=errno.ENOENT, **fields)
 

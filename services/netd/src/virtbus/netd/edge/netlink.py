@@ -21,16 +21,16 @@ NETLINK_NETFILTER = 12
 _ANSWER_TIMEOUT_S = 10.0
 _RECEIVE_BYTES = 256 * 1024
 _PLAIN_CALLS = 64
-"""The kernel's default buffers hold the messages and answers of this many calls."""
+"""The number of calls whose messages and answers fit into the kernel's default buffers."""
 _CALL_BYTES = 4096
 """Buffer bytes for each call of a larger batch."""
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _DUMPS = 20
-"""Number of attempts for a list that changes while the kernel sends it."""
+"""Attempts to read a list that changes while the kernel sends the list."""
 
 
 class NetlinkError(OSError):
-    """The kernel refused a call; `errno` says why, the text names the call."""
+    """The kernel refused a call. `errno` has the reason; the text names the call."""
 
     def __init__(self, code: int, call: str) -> None:
         super().__init__(code, f"{call}: {os.strerror(code)}")
@@ -61,15 +61,15 @@ class Netlink:
         self.close()
 
     def close(self) -> None:
-        """Close the socket. After rules were removed, this may wait for RCU for 8 to 16 ms."""
+        """After a removal of rules, the close may wait 8 to 16 ms for RCU."""
         self._socket.close()
 
     def do(self, calls: Sequence[NetlinkCall]) -> None:
         """Send all calls at once and wait for their acknowledgements.
 
         Raises:
-            NetlinkError: the kernel refused a call, with an errno that the call does not tolerate.
-                The first such refusal is raised. rtnetlink still carries out the later calls.
+            NetlinkError: the first refusal whose errno the call does not tolerate. rtnetlink still
+                carries out the later calls.
         """
         if not calls:
             return
@@ -83,7 +83,7 @@ class Netlink:
                     continue
                 waiting.discard(reply.sequence)
                 if not call.acked:
-                    # nftables refused the whole transaction: no other answer follows.
+                    # nftables refused the whole transaction, and sends no further answer.
                     waiting.clear()
                 if reply.error and reply.error not in call.tolerated and first is None:
                     first = NetlinkError(reply.error, call.name)
@@ -91,7 +91,7 @@ class Netlink:
             raise first
 
     def ask(self, call: NetlinkCall) -> Reply | None:
-        """Return the answer to a request for one object; None if the kernel has no such object.
+        """Return the answer to a request for one object; None if the object does not exist.
 
         Raises:
             NetlinkError: the kernel refused the request.
@@ -111,10 +111,11 @@ class Netlink:
         return answer
 
     def dump(self, call: NetlinkCall) -> list[Reply]:
-        """Return all messages of a list. The list is requested again if objects change meanwhile.
+        """Return all messages of a list. Repeat the request if the list changed meanwhile.
 
         Raises:
-            NetlinkError: EAGAIN if the objects changed in each attempt, or a refusal of the kernel.
+            NetlinkError: the kernel refused the request, or the list changed in each attempt
+                (EAGAIN).
         """
         for _attempt in range(_DUMPS):
             found = self._dump(call)
@@ -123,7 +124,6 @@ class Netlink:
         raise NetlinkError(errno.EAGAIN, call.name)
 
     def _dump(self, call: NetlinkCall) -> list[Reply]:
-        """Return the messages of one list, with the final `NLMSG_DONE`."""
         (sequence,) = self._send([call])
         found: list[Reply] = []
         while not found or found[-1].type != NLMSG_DONE:

@@ -1,6 +1,6 @@
 """Connects interfaces to networks of the kind `overlay`, which span hosts by tunnels.
 
-On each host, a bridge connects the guests, as on a network of the kind `nat`.
+On each host, a Linux bridge connects the guests, as on a network of the kind `nat`.
 """
 
 from collections.abc import Collection, Sequence
@@ -32,18 +32,17 @@ class OverlayAttacher:
         return self.bridged.plan(nic, vm, used, most)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure the bridges and the tunnels, with entries for the hosts that are known so far."""
+        """Ensure the bridges and tunnels, with entries for the hosts known so far."""
         self.bridged.prepare(host, nics)
         for nic, macs in self.tunnels.first_of_each(nics):
             self.tunnels.ensure(host, nic)
             self.tunnels.sync(host, nic, macs)
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a veth pair for each interface. Its host end is a port of the bridge."""
         self.bridged.attach(host, uid, nics, netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return messages about host ends without bridge, and about missing or wrong tunnels.
+        """Return a message for each unplugged host end, and each missing or wrong tunnel.
 
         With `mend`, restore both.
         """
@@ -65,10 +64,10 @@ class OverlayAttacher:
         self.tunnels.sync(host, nic, macs)
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Add tunnel entries for guests that ended here, if other hosts list these guests now.
+        """Add tunnel entries for guests that ended here, if other hosts now list these guests.
 
-        For example, this host was cut off, and a VM of this host was started on another host. Until
-        the old guest on this host ends, the tunnel has no entry that leads to the new guest.
+        Example: this host was cut off, and its VM was started on another host. The tunnel gets no
+        entry for the new guest until the old guest on this host ends.
         """
         overlays = self.tunnels.first_of_each(self.tunnels.guests())
         if overlays:

@@ -1,6 +1,6 @@
 """Connects interfaces by a veth pair to a bridge of virtbus.
 
-Their network is the built-in one, or it is of kind nat, routed, isolated or overlay.
+Handles the built-in network, and networks of kind nat, routed, isolated and overlay.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class OwnBridgeAttacher:
     bridges: HostBridges
 
     def plan(self, nic: Nic, vm: Attachment, used: UsedNics, most: int = BRIDGE_MTU) -> Nic:
-        """Return the interface with its addresses; `most` is the largest MTU that it may have.
+        """Return the interface with its addresses. `most` is the largest permitted MTU.
 
         Raises VirtbusError.
         """
@@ -34,16 +34,15 @@ class OwnBridgeAttacher:
         return addressed(nic, vm.uid, bridge.gateways.all, taken, most, used.freed(nic))
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure the bridges. Raises VirtbusError."""
+        """Raises VirtbusError."""
         for bridge in self._of(nics):
             bridge.ensure(host)
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a veth pair for each interface. Its host end is a port of the bridge."""
         plug(host, uid, [(nic, self.bridges.of(nic).index) for nic in nics], netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each host end that is not on its bridge. With `mend`, plug it."""
+        """Return a message for each unplugged host end. With `mend`, plug the host ends instead."""
         found: list[str] = []
         with Netlink() as host:
             for bridge in self._of(nics):
@@ -55,7 +54,6 @@ class OwnBridgeAttacher:
         return found
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Remove the bridges that no interface of `left` needs."""
         for bridge in self.bridges.surplus(left):
             self.bridges.remove(bridge)
 

@@ -1,9 +1,9 @@
 """Connects interfaces whose binding is passt: on the network, passt takes the guest's place.
 
-passt runs in a namespace of its own, which has the guest's addresses. The attacher of the network's
-kind connects this namespace to the host. A relay copies frames between passt and the tap `eth` in
-the VM's namespace. Without passt, `eth` is the end of a veth pair that leads to the network. So
-everything between `eth` and the guest is the same with and without passt (ADR 0082).
+passt runs in its own namespace, which has the guest's addresses. The attacher of the network's kind
+connects passt's namespace to the host. A relay copies frames between passt and the tap `eth` in the
+VM's namespace. Other bindings have a veth end as `eth`, so all between `eth` and the guest is equal
+for all bindings (ADR 0082).
 """
 
 import os
@@ -36,13 +36,12 @@ class PasstAttacher:
         self._kinds = kinds
         self._program = program
         self._seen: set[str] = set()
-        """The process names of interfaces whose processes were given to `started`."""
+        """The process names of interfaces whose processes `started` has received."""
         self.started: Started = lambda _uid, process: passt_processes.forget(process)
         """Called with a VM's uid and a pidfd of its relay or passt; closes the pidfd."""
 
     @property
     def bindings(self) -> tuple[str, ...]:
-        """Return the bindings that this host offers."""
         offered = os.access(self._program, os.X_OK) and _may_become_nobody()
         return (NicBinding.PASST.value,) if offered else ()
 
@@ -50,8 +49,8 @@ class PasstAttacher:
         """Return the interface with its addresses.
 
         Raises:
-            VirtbusError: 422 `passt_missing` if this host offers no passt.
-                The errors of the attacher of the network's kind.
+            VirtbusError: 422 `passt_missing` if this host offers no passt, or an error of the
+                attacher of the network's kind.
         """
         if not self.bindings:
             message = (
@@ -64,7 +63,7 @@ class PasstAttacher:
         return self._kinds[nic.kind].plan(nic, vm, used)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure the networks of the interfaces. Raises VirtbusError."""
+        """Raises VirtbusError."""
         for nic in nics:
             self._kinds[nic.kind].prepare(host, (nic,))
 
@@ -75,7 +74,7 @@ class PasstAttacher:
                 self._start(host, uid, nic, netns_fd)
 
     def _adopted(self, uid: str, nic: Nic) -> bool:
-        """Return True if passt serves the interface. Give its processes to `started` once."""
+        """Return True if passt serves the interface. Pass its processes to `started` once."""
         with Netlink() as inside:
             if links.find(inside, nic.eth) is None:
                 return False
@@ -91,9 +90,9 @@ class PasstAttacher:
     def _start(self, host: Netlink, uid: str, nic: Nic, netns_fd: int) -> None:
         name = process_name(uid, nic.index)
         self.end(uid, (nic.index,))
-        # after the end of passt, the kernel takes a moment to free its namespace with the veth pair
+        # the kernel frees the ended passt's namespace, with the veth pair, only after a moment
         host.do([links.delete_link(nic.host_link)])
-        tap = taps.open_tap(nic.eth, header=False)  # the kernel removes it when the relay ends
+        tap = taps.open_tap(nic.eth, header=False)  # the kernel removes the tap when the relay ends
         try:
             with Netlink() as inside:
                 inside.do([links.set_link(nic.eth, mtu=nic.mtu)])
@@ -112,7 +111,7 @@ class PasstAttacher:
         self.started(uid, relay.process)
 
     def end(self, uid: str, indices: Collection[int]) -> None:
-        """End passt of interfaces. Raises VirtbusError 500 `passt_stays`."""
+        """Raises VirtbusError 500 `passt_stays`."""
         for index in indices:
             name = process_name(uid, index)
             passt_processes.end(name)
@@ -128,15 +127,14 @@ class PasstAttacher:
         return [f"{nic.host_link}, by which passt of {nic.eth} sends, is gone" for nic in gone]
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return what the network of each interface lacks on the host. With `mend`, restore it."""
         return [one for nic in nics for one in self._kinds[nic.kind].verify((nic,), mend=mend)]
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Do nothing: the attacher of each kind removes what no interface needs."""
+        """The attacher of each kind removes the unused host side."""
 
 
 def _may_become_nobody() -> bool:
-    """Return True if the sandbox of this process lets it start and end programs of other users."""
+    """Return True if this process may start and end programs of other users."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     found = next(line for line in status.splitlines() if line.startswith("CapEff:"))
     return int(found.split()[1], 16) & _CAPABILITIES == _CAPABILITIES
@@ -145,8 +143,8 @@ def _may_become_nobody() -> bool:
 def _address(nic: Nic) -> None:
     """Give the link in passt's namespace the guest's MAC, addresses and default routes.
 
-    passt serves no IPv6 if the link has no link-local address when passt starts. The kernel itself
-    adds this address up to a second after the link is up. So netd adds the same address earlier.
+    passt serves IPv6 only if the link has its link-local address when passt starts. The kernel may
+    add this address a second after the link is up, so netd adds it earlier.
     """
     given = [ip_interface(one) for one in nic.addresses]
     if nic.addresses6:

@@ -23,15 +23,16 @@ from virtbus.schemas.errors import Code, VirtbusError
 _RELAY = Path(__file__).with_name("passt_relay.py")
 _ENDED_S = 5.0
 _SAFE_FD = 16
-"""netd copies the descriptors for the relay to numbers from this one on. So the copy to `CHANNEL`
-or `TAP` in the relay cannot overwrite the other descriptor."""
+"""The lowest number for netd's copies of the relay's descriptors. With lower numbers, the relay's
+copy to `CHANNEL` might overwrite the descriptor that becomes `TAP`.
+"""
 _WORDS = 6
 """The name is one of the first six arguments: `python -I -S passt_relay.py NAME`."""
 
 
 @contextmanager
 def begun(words: Sequence[str], tap: int) -> Iterator["Beginning"]:
-    """Start the relay with its arguments and `tap`; kill it if the body raises."""
+    """Start the relay with arguments and tap. Kill the relay if the body raises."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(START_S)
@@ -53,7 +54,7 @@ class Beginning:
     def __init__(self, channel: socket.socket, process: int) -> None:
         self._channel = channel
         self.process = process
-        """A pidfd of the relay. The caller closes it, unless the body of `begun` raises."""
+        """A pidfd of the relay. The caller closes the pidfd if the body of `begun` succeeds."""
         message, fds, _flags, _peer = socket.recv_fds(channel, 16, 1)
         if not fds:
             raise _failed(message.decode(errors="replace"))
@@ -61,7 +62,7 @@ class Beginning:
         """Passt's network namespace, which the caller closes."""
 
     def finish(self) -> None:
-        """Let passt start. Raises VirtbusError 409 `passt_failed` if it does not."""
+        """Start passt. Raises VirtbusError 409 `passt_failed`."""
         self._channel.sendall(b"1")
         said = b""
         while part := self._channel.recv(4096):
@@ -125,7 +126,7 @@ def end(name: str) -> None:
     """End the processes of an interface, and return once they have ended.
 
     Raises:
-        VirtbusError: 500 `passt_stays` if a process has not ended after 5 s.
+        VirtbusError: 500 `passt_stays`: a process has not ended after 5 s.
     """
     limit_s = time.monotonic() + _ENDED_S
     while left := found(name):
@@ -147,7 +148,7 @@ def kill(process: int) -> None:
 
 
 def forget(process: int) -> None:
-    """Close a pidfd, and reap the process if it has ended and this netd started it."""
+    """Close a pidfd, and reap an ended process of this netd."""
     with suppress(ChildProcessError):
         os.waitid(os.P_PIDFD, process, os.WEXITED | os.WNOHANG)
     os.close(process)

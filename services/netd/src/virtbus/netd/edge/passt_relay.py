@@ -1,14 +1,13 @@
 """Connects a guest's link with passt: `python -I -S passt_relay.py NAME MAC PROGRAM OPTIONS…`.
 
 netd starts this process with two descriptors: a channel, and a tap in the VM's namespace. The
-process makes a network namespace for passt, which netd connects with the network. Then the process
-gives up all rights, starts passt there, and copies frames between the tap and passt. Each of the
-two processes ends with the other one, and the kernel then removes the tap and the namespace.
+process makes a network namespace for passt, and netd connects this namespace with the network. Then
+the process gives up all rights, starts passt in the namespace, and copies frames between the tap
+and passt. If either process ends, both end, and the kernel removes the tap and the namespace.
 
-passt carries echo requests from the guest, but none to the guest. This process carries echo
-requests to the guest. If passt's namespace answered these requests, a guest that has not booted
-would seem to be up. This file imports nothing of virtbus, so that it starts in 20 ms. ADR 0082 has
-the reasons.
+passt carries echo requests only from the guest, so this process carries echo requests to the guest.
+If passt's namespace answered, a guest that has not booted would seem to be up. This file imports
+nothing of virtbus, so that it starts in 20 ms (ADR 0082).
 """
 
 import contextlib
@@ -31,8 +30,9 @@ _CLONE_NEWNET = 0x40000000
 _PR_SET_NO_NEW_PRIVS = 38
 _SIOCOUTQ, _ATTEMPTS, _TURN_S = 0x5411, 50, 0.0001
 _SO_SNDBUFFORCE, _BUFFER = 32, 4 << 20
-"""The socket option, and the size in bytes, of passt's send buffer. passt drops frames when this
-buffer is full, and its connections may then wait for ever."""
+"""Socket option and size in bytes for passt's send buffer. passt drops frames when this buffer is
+full, and its connections may then hang for ever.
+"""
 _SOL_RAW, _ICMP_FILTER = 255, 1
 _ONLY_ECHO_REQUESTS = (~(1 << 8) & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
 _IP, _IPV6, _ICMP_AT = b"\x08\x00", b"\x86\xdd", 34
@@ -49,9 +49,9 @@ _SYSCTLS = {
     "net/ipv6/conf/all/accept_dad": "0",
     "net/ipv6/conf/default/accept_dad": "0",
 }
-"""With these, passt can open low ports and sockets for echo requests although it has no rights.
-The kernel answers no echo requests. The kernel does not check addresses for duplicates, because the
-guest does."""
+"""These settings let passt open low ports and echo sockets without rights. They also stop the
+kernel's answers to echo requests, and its check for duplicate addresses: the guest does the check.
+"""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -63,7 +63,7 @@ def main() -> None:
         with Path("/proc/self/ns/net").open("rb") as namespace:
             socket.send_fds(channel, [b"made"], [namespace.fileno()])
         if not channel.recv(1):
-            return  # netd ended, or could not connect the namespace
+            return  # netd has ended, or cannot connect the namespace
         echo = _echo_socket()
         stream, theirs = socket.socketpair()
         theirs.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER)
@@ -100,7 +100,7 @@ def _give_up_rights() -> None:
 
 
 def _start(name: str, program: str, options: list[str], theirs: socket.socket) -> bytes | None:
-    """Start passt, which goes to the background when it is ready; return the error, or None."""
+    """Start passt, and wait until it goes to the background. Return the error, or None."""
     fd = theirs.fileno()
     try:
         subprocess.run(  # noqa: S603  a setting of netd
@@ -128,8 +128,8 @@ def _value(options: list[str], flag: str) -> str:
 def _announcement(guest: bytes, router: bytes, address: bytes) -> bytes:
     """Return an ARP announcement of the guest, from which passt learns its MAC.
 
-    Otherwise, passt could not reach a guest that has sent nothing yet. Nor could passt reach a
-    guest that knows its router's MAC already, and so does not ask for it.
+    Without the announcement, passt could not reach a guest that sends no ARP: a silent guest, or a
+    guest that already knows its router's MAC.
     """
     arp = b"\0\1\x08\0\6\4\0\1" + guest + address + bytes(6) + address
     return router + guest + b"\x08\x06" + arp
@@ -140,14 +140,12 @@ def _send(stream: socket.socket, frame: bytes) -> None:
 
 
 def _echo_socket() -> socket.socket:
-    """Return a socket for the echo requests to this namespace's address."""
     echo = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
     echo.setsockopt(_SOL_RAW, _ICMP_FILTER, _ONLY_ECHO_REQUESTS)
     return echo
 
 
 def _echo_to_guest(echo: socket.socket, head: bytes) -> None:
-    """Give the guest the echo requests, each as a frame that begins with `head`."""
     while True:
         packet = echo.recv(_MOST)
         with contextlib.suppress(OSError):
@@ -161,9 +159,9 @@ def _is_echo_reply(frame: bytes) -> bool:
 
 
 def has_no_source(frame: bytes) -> bool:
-    """Return True for an IPv6 packet from `::`, such as a check for duplicates.
+    """Return True for an IPv6 packet from `::`, such as a check for duplicate addresses.
 
-    passt of March 2023 takes this source for the guest's address, and sends to `::` from then on.
+    passt of March 2023 takes `::` for the guest's address, and then sends to `::`.
     """
     return frame[12:14] == _IPV6 and frame[22:38] == bytes(16)
 
@@ -181,11 +179,11 @@ def _wait_until_taken(stream: socket.socket) -> None:
 
 
 def acknowledgement(frame: bytes) -> bytes:
-    """Return the client's ACK if `frame` is a SYN,ACK of the guest; empty for other frames.
+    """Return the client's ACK for a SYN,ACK of the guest; empty for other frames.
 
-    passt of March 2023 sends this ACK only with the client's first data. So a server that speaks
-    first, as sshd does, would wait for ever. A later passt sends the ACK itself, which then comes
-    twice and does no harm.
+    passt of March 2023 sends this ACK only with the client's first data. A server that speaks
+    first, such as sshd, would wait for ever. A later passt sends the ACK itself; the duplicate is
+    harmless.
     """
     four = frame[12:15] == _IP + b"\x45"
     six = frame[12:14] == _IPV6 and len(frame) > 20 and frame[20] == _TCP
@@ -216,10 +214,6 @@ def checksum(data: bytes) -> bytes:
 
 
 def _to_passt(stream: socket.socket, echo: socket.socket) -> None:
-    """Copy frames of the guest to passt, and its echo replies to `echo`.
-
-    Each direction has a thread, so neither waits for the other.
-    """
     try:
         while True:
             frame = os.read(TAP, _MOST)
@@ -239,7 +233,7 @@ def _to_passt(stream: socket.socket, echo: socket.socket) -> None:
 
 
 def _to_guest(stream: socket.socket) -> None:
-    """Copy frames from passt until passt ends. Frames are lost while the tap is down."""
+    """Copy frames from passt until passt ends. While the tap is down, frames are lost."""
     rest = b""
     while part := stream.recv(_READ):
         rest, at = rest + part, 0
@@ -252,7 +246,7 @@ def _to_guest(stream: socket.socket) -> None:
             at = end
         rest = rest[at:]
         if len(rest) > _READ:
-            break  # more bytes than a frame can have
+            break  # longer than any frame
     os._exit(0)
 
 

@@ -1,8 +1,8 @@
 """Reads and changes the links that CNI plugins made in the namespaces of VMs.
 
-The guest takes over the addresses of such a link. Plugins look for these addresses on DEL, so netd
-puts them back on the link before. All methods block, and leave their thread in the VM's namespace:
-call each in `in_thread`.
+The guest takes over the addresses of such a link. Before DEL, netd puts the addresses back on the
+link, because plugins look for them. All methods block, and leave their thread in the VM's
+namespace: call each in `in_thread`.
 """
 
 import socket
@@ -30,9 +30,10 @@ _ROUTES = Path("/proc/thread-self/net/route")
 _ROUTES6 = Path("/proc/thread-self/net/ipv6_route")
 _UP, _REJECT = 0x1, 0x200
 _ADVERTISED, _ANYCAST, _LOCAL = 0x40000, 0x100000, 0x80000000
-"""Flags `RTF_*` of routes that a router advertised, or that the kernel made for a local address."""
+"""Flags `RTF_*` of routes from router advertisements, and of the kernel's routes to own addresses.
+"""
 _PAIRED = frozenset({"veth", "netkit"})
-"""Kinds of links with another end, to which all packets go."""
+"""Kinds of links whose packets all go to a peer link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,6 @@ class PluginLinks:
     namespaces: Namespaces
 
     def find(self, attachment: Attachment, nic: Nic) -> PluginLink | None:
-        """Return the link of an interface; None if the plugins made none."""
         with opened(OWN_NAMESPACE) as host:
             self.namespaces.enter(attachment.netns)
             with Netlink() as inside:
@@ -68,10 +68,7 @@ class PluginLinks:
         )
 
     def take_addresses_off(self, attachment: Attachment, nic: Nic, found: PluginLink) -> None:
-        """Remove the IPv4 addresses of a link, and disable IPv6: from now on the guest uses them.
-
-        The kernel removes the link's routes with the last address.
-        """
+        """Remove a link's IPv4 addresses and disable its IPv6. The guest has its addresses now."""
         self.namespaces.enter(attachment.netns)
         try:
             index = socket.if_nametoindex(nic.eth)
@@ -83,9 +80,9 @@ class PluginLinks:
         write_sysctl(_no_ipv6(nic), "1")
 
     def give_addresses_back(self, attachment: Attachment) -> None:
-        """Put MAC and addresses back on CNI interfaces, because plugins read them on DEL.
+        """Put MAC and addresses back on CNI interfaces, for the plugins' DEL.
 
-        A missing namespace is replaced by an empty one, and a missing link by an empty bridge.
+        Replace a missing namespace by a new namespace, and a missing link by an empty bridge.
         """
         if self.namespaces.exists(attachment.netns):
             self.namespaces.enter(attachment.netns)
@@ -101,9 +98,8 @@ class PluginLinks:
 def routes_in(text: str, name: str, own: list[IPv4Interface]) -> Iterator[Route]:
     """Yield the routes of a link in the text of `/proc/net/route`.
 
-    Left out are routes to the networks of the link's `own` addresses, and multicast routes, which
-    a guest adds by itself. Routes that only lead to a gateway are left out, too: the DHCP offer
-    adds them.
+    Skip routes to the networks of the link's `own` addresses and multicast routes: a guest adds
+    them by itself. Also skip routes that only lead to a gateway: the DHCP offer adds them.
     """
     rows = [line.split() for line in text.splitlines()[1:]]
     found: list[tuple[IPv4Network, IPv4Address]] = []
@@ -121,9 +117,9 @@ def routes_in(text: str, name: str, own: list[IPv4Interface]) -> Iterator[Route]
 
 
 def routes6_in(text: str, name: str, own: list[IPv6Interface]) -> Iterator[Route]:
-    """Yield the routes that plugins made for a link, from the text of `/proc/net/ipv6_route`.
+    """Yield the plugins' routes of a link in the text of `/proc/net/ipv6_route`.
 
-    Routes that a router advertised are left out, and routes to the networks of the link's `own`
+    Skip routes from router advertisements, and routes to the networks of the link's `own`
     addresses, to link-local networks and to multicast addresses.
     """
     rows = [words for words in map(str.split, text.splitlines()) if words[9] == name]
@@ -145,10 +141,10 @@ def _network6(row: list[str]) -> IPv6Network:
 
 
 def router_of(gateway: str) -> str:
-    """Return the link-local address of the host's link that has the IPv6 address `gateway`.
+    """Return the link-local address of the host's link with the IPv6 address `gateway`.
 
-    The result is empty if no link of the host has both addresses. A link-local or empty `gateway`
-    is returned as it is. The thread must be in the host's namespace.
+    Return an empty string if no link of the host has both addresses. Return a link-local or empty
+    `gateway` unchanged. The thread must be in the host's namespace.
     """
     if not gateway or ip_address(gateway).is_link_local:
         return gateway
@@ -164,7 +160,7 @@ def _no_ipv6(nic: Nic) -> str:
 
 
 def _address(word: str) -> IPv4Address:
-    """Return the address in a word of `/proc/net/route`, which is in the host's byte order."""
+    """`word`, from `/proc/net/route`, is in little-endian byte order."""
     return IPv4Address(bytes.fromhex(word)[::-1])
 
 

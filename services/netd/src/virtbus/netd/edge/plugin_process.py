@@ -1,7 +1,7 @@
 """Runs a CNI plugin in its own session, with limits for its time and its output.
 
-The calling thread reads the output from plain pipes. asyncio's subprocess is not used: it cannot
-release a pipe that a child of the plugin keeps open after the plugin's end.
+The calling thread reads the output from plain pipes. asyncio's subprocess cannot release a pipe
+that a child of the plugin keeps open after the plugin's end.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ ENDED_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PluginOutcome:
-    """The result of a run. `fault` is the limit that the plugin exceeded, in words, or empty."""
+    """The result of a run. `fault` names the limit that the plugin exceeded, or is empty."""
 
     code: int
     output: bytes
@@ -50,7 +50,7 @@ class PluginProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> PluginOutcome:
-        """Run the plugin with `given` as its stdin, until it ends or is killed.
+        """Run the plugin until its end, with `given` as its stdin.
 
         Raises:
             OSError: the plugin cannot be started.
@@ -78,17 +78,16 @@ class PluginProcess:
             return PluginOutcome(process.wait(), texts[0], texts[1], fault)
 
     def kill(self) -> None:
-        """Kill the plugin and all processes of its process group."""
         self._killed = True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> tuple[str, list[bytes]]:
-        """Read the plugin's output until the plugin and its children close it, or up to a limit.
+        """Read the output until the plugin and its children close the pipes, or up to a limit.
 
-        Return the exceeded limit in words ("" if the plugin ended in time), and the plugin's stdout
-        and stderr. Both are empty if the plugin printed too much.
+        Return the exceeded limit in words (empty if none), and stdout and stderr. Both outputs are
+        empty if the plugin printed too much.
         """
         limit_s = time.monotonic() + self._timeout_s
         texts = [b"", b""]
@@ -115,10 +114,10 @@ class PluginProcess:
 
 
 def end_left(uids: Container[str], netns_dir: Path) -> list[int]:
-    """Kill plugins that an earlier netd had started for `uids`; return their pids.
+    """Kill plugins that an earlier netd started for `uids`, and return their pids.
 
-    Such a plugin may still attach a VM (ADD) while this netd detaches it (DEL). An ADD that ends
-    after the DEL leaves its links and addresses behind. Waits up to 5 s for the plugins' end.
+    Such a plugin may still attach a VM (ADD) while this netd detaches the VM (DEL). An ADD that
+    ends after the DEL would leave links and addresses behind. Waits up to 5 s for the plugins' end.
     """
     left = [pid for pid, (uid, path) in _plugins() if uid in uids and path.parent == netns_dir]
     for pid in left:
@@ -131,7 +130,6 @@ def end_left(uids: Container[str], netns_dir: Path) -> list[int]:
 
 
 def _plugins() -> Iterator[tuple[int, tuple[str, Path]]]:
-    """Yield every process with a plugin's environment: pid, container id, namespace."""
     for pid, strings in processes("environ"):
         words = dict(word.partition("=")[::2] for word in strings)
         if "CNI_CONTAINERID" in words:

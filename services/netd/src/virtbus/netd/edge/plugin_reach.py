@@ -1,4 +1,4 @@
-"""Limits the reach of guests that CNI plugins connect, by one nftables table of the host."""
+"""Limits the reach of guests behind CNI plugins, by one nftables table of the host."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,7 @@ def _nobody() -> Iterable[Nic]:
 
 
 class PluginReach:
-    """The table for all guests of this netd that plugins connect.
+    """The nftables table for all guests of this netd behind CNI plugins.
 
     All methods block. Their thread must be in the host's namespace.
     """
@@ -36,22 +36,22 @@ class PluginReach:
     def __init__(self, bridge: HostBridge) -> None:
         """`bridge` is the host bridge of the built-in network.
 
-        Its reach applies to guests that plugins connect, too. The table is named after it.
+        The bridge's reach applies to guests behind CNI plugins, too. The table is named after the
+        bridge.
         """
         self._bridge = bridge
         self.nics: Callable[[], Iterable[Nic]] = _nobody
         """Returns the interfaces of all VMs of this host. Any thread may call it."""
         self._written: tuple[PluginGuests, ReachRules] | None = None
         self._stands: bool | None = None
-        """True if the table exists; None if an earlier netd may have left one."""
+        """True if the table exists; None if an earlier netd may have left a table."""
         self._filters: Netlink | None = None
         self._lock = threading.Lock()
 
     def sync(self) -> None:
         """Ensure that the table has the present guests and reach.
 
-        When the last guest leaves, the table usually stays, without addresses, until `tidy`.
-        `_change` removes it at once if it cannot just change the addresses.
+        After the last guest, the table usually stays, without addresses, until `tidy`.
         """
         with self._lock:
             wanted = plugin_guests(self.nics()), self._reach
@@ -59,17 +59,15 @@ class PluginReach:
                 self._change(*wanted)
 
     def tidy(self) -> None:
-        """Remove the table if there are no guests."""
         with self._lock:
             wanted = plugin_guests(self.nics()), self._reach
             if self._stands is not False and not wanted[0].guests:
                 self._write(*wanted)
 
     def mend(self) -> None:
-        """Write the table if the guests or their reach changed, or if its rules are not in force.
+        """Write the table if the guests or their reach changed, or if another program changed it.
 
-        Another program may have removed the table, or changed its rules. If there are no guests
-        any more, the table is removed instead.
+        Without guests, remove the table instead.
         """
         with self._lock:
             wanted = plugin_guests(self.nics()), self._reach
@@ -77,7 +75,6 @@ class PluginReach:
                 self._write(*wanted)
 
     def faults(self) -> list[str]:
-        """Return a message if the table is gone, or its rules are not those that netd wrote."""
         with self._lock:
             fault = self._fault()
         return [fault] if fault else []
@@ -105,11 +102,7 @@ class PluginReach:
         return replace(reach, dns=tuple(server for server in reach.dns if server != own))
 
     def _change(self, known: PluginGuests, reach: ReachRules) -> None:
-        """Send the changes since the last write.
-
-        If the kernel refuses them, or `_changes` returns none, write the whole table instead; if
-        there are no guests, remove it.
-        """
+        """Send the changes since the last write. Write the whole table if that is impossible."""
         calls = self._changes(known, reach)
         if calls:
             try:
@@ -122,7 +115,7 @@ class PluginReach:
             self._write(known, reach)
 
     def _changes(self, known: PluginGuests, reach: ReachRules) -> list[NetlinkCall]:
-        """Return a transaction that is cheaper than replacing the table; empty if there is none."""
+        """Return a transaction that is cheaper than a new table, or an empty list."""
         name = self._bridge.name
         if self._stands and self._written is not None and self._written[1] == reach:
             return changed_guests(name, known, self._written[0])
@@ -136,7 +129,7 @@ class PluginReach:
         self._written, self._stands = (known, reach), bool(known.guests)
 
     def _send(self, calls: Sequence[NetlinkCall]) -> None:
-        """Send a transaction by a socket that stays open, because a close may wait for RCU."""
+        """Use a socket that stays open, because a close may wait for RCU."""
         filters = self._filters = self._filters or Netlink(NETLINK_NETFILTER)
         try:
             filters.do(calls)
@@ -145,7 +138,7 @@ class PluginReach:
             raise
 
     def close(self) -> None:
-        """Close the socket; the next change opens another one."""
+        """The next change opens another socket."""
         if self._filters is not None:
             self._filters.close()
             self._filters = None

@@ -46,13 +46,13 @@ class PublishedPorts:
         """True once the table has the ports of all adopted networks."""
 
     def claim(self, attachment: Attachment) -> None:
-        """Publish exactly the ports of a network. Ports that it already has are not checked.
+        """Publish exactly the ports of a VM. Check only new ports.
 
         Raises:
-            VirtbusError: 409 `port_taken`: another VM or a process, which the message names, has a
-                port of the network.
+            VirtbusError: 409 `port_taken`: another VM, or a process, has a port; the message names
+                it.
                 409 `address_missing`: the host lacks the address of a published port.
-                The errors of `refuse_tunnel_port` and `refuse_without_ipv6`.
+                Also the errors of `refuse_tunnel_port` and `refuse_without_ipv6`.
         """
         with self._lock:
             refuse_tunnel_port(attachment)
@@ -64,9 +64,9 @@ class PublishedPorts:
             self._set(attachment.uid, leads)
 
     def adopt(self, attachment: Attachment) -> None:
-        """Publish the ports of a network that was made earlier. Its ports need no check.
+        """Publish the ports of an existing network without a check.
 
-        At netd's start, a table of the earlier netd stays as it is until `settle`.
+        At netd's start, the earlier netd's table stays unchanged until `settle`.
         """
         with self._lock:
             if leads := leads_of(attachment):
@@ -77,8 +77,8 @@ class PublishedPorts:
     def settle(self) -> None:
         """Write the table once all networks of an earlier netd are adopted.
 
-        From then on, a published port of a network that no longer exists leads to no guest, not
-        even to a new guest with the same address.
+        The new table lacks the ports of networks that are gone. In the old table, such a port may
+        lead to a new guest with the old guest's address.
         """
         with self._lock:
             if not self._whole and (self._leads or self._stands()):
@@ -97,7 +97,6 @@ class PublishedPorts:
                 self._write()
 
     def is_missing(self, uid: str) -> bool:
-        """Return True if the VM has published ports, and their table is gone."""
         with self._lock:
             return bool(self._leads.get(uid)) and not self._stands()
 
@@ -110,9 +109,9 @@ class PublishedPorts:
 
     @contextmanager
     def _keeping(self, uid: str, leads: tuple[Lead, ...]) -> Iterator[None]:
-        """Set the ports of a VM; set the former ones again if the kernel refuses the new table.
+        """Set the ports of a VM. Restore the former ports if the kernel refuses the new table.
 
-        Otherwise, each later write for other VMs would fail, too.
+        If the refused ports stayed, each later write for other VMs would fail, too.
         """
         before = self._leads.get(uid, ())
         self._keep(uid, leads)
@@ -155,10 +154,10 @@ class PublishedPorts:
 
 
 def _end_connections(ports: Collection[redirected.GuestPort]) -> None:
-    """End the connections to ports of guests that are published no more. A failure is logged.
+    """End the connections to guests' ports that are no longer published. An OSError is logged.
 
-    The kernel redirects a known connection without a look at the rules. So a client that continues
-    to send UDP from the same port would reach the next guest with the same address.
+    The kernel redirects known connections without the rules. A client that keeps sending UDP from
+    one port would thus reach the next guest with the same address.
     """
     if not ports:
         return
@@ -180,7 +179,7 @@ def _listening(protocol: str) -> list[Listener]:
 
 
 def _process(socket: Listener) -> str:
-    """Return the process of a socket in words. Reads /proc, so only refusals call it."""
+    """Return the process of a socket in words. Slow: it reads all of /proc."""
     wanted = f"socket:[{socket.inode}]"
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and wanted in _links(folder / "fd"):

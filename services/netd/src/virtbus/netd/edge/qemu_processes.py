@@ -1,4 +1,4 @@
-"""Finds QEMU processes in /proc, with their VMs and the namespaces of their taps."""
+"""Finds QEMU processes in /proc, their VMs, and the namespaces of their taps."""
 
 import ctypes
 import fcntl
@@ -15,7 +15,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def processes(file: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each process: its pid, and the NUL-separated strings of `/proc/<pid>/<file>`."""
+    """Yield the pid of each process, and the NUL-separated strings of `/proc/<pid>/<file>`."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             pid = int(folder.name)
@@ -29,13 +29,13 @@ def strings_of(pid: int, file: str) -> list[str]:
 
 
 class QemuProcesses:
-    """The processes of one QEMU program. A vmwrapper that is not yet QEMU does not count."""
+    """The processes of one QEMU program. A vmwrapper process counts once it has become QEMU."""
 
     def __init__(self, program: Path) -> None:
         self._program = program
 
     def running(self, uids: Container[str]) -> dict[str, int]:
-        """Return the pids of running VMs among `uids`, by uid. Slow: it reads all of /proc."""
+        """Return the pid of each running VM among `uids`, by uid. Slow: it reads all of /proc."""
         programs = {str(self._program), str(self._program.resolve())}
         found: dict[str, int] = {}
         for pid, arguments in processes("cmdline"):
@@ -45,10 +45,10 @@ class QemuProcesses:
         return found
 
     def namespace(self, pid: int) -> int | None:
-        """Return a descriptor of the network namespace of an open tap of a process.
+        """Return a descriptor of the network namespace of one open tap of a process.
 
-        Return None if the process has ended or has no tap open, or if netd may not inspect it. The
-        sandbox of the systemd unit forbids this. The caller closes the descriptor.
+        Return None if the process has ended, has no open tap, or is closed to netd. The sandbox of
+        netd's systemd unit forbids the inspection. The caller closes the descriptor.
         """
         try:
             process = os.pidfd_open(pid)

@@ -1,7 +1,7 @@
-"""Stores the releases of addresses, so that a restart of netd keeps their order.
+"""Stores the releases of addresses in their order, for the next start of netd.
 
-The journal is a hint. If a line is lost, the released address may be given to another interface
-sooner, and nothing worse happens. So there is no fsync.
+The journal is a hint, so it needs no fsync. A lost line only means that another interface may get
+the released address sooner.
 """
 
 import json
@@ -14,7 +14,7 @@ from virtbus.netd.core.freed_addresses import Freed
 log = logging.getLogger(__name__)
 
 MOST = 4096
-"""The number of lines that remain when the file is cut. It is cut at twice as many."""
+"""Lines that remain after a cut of the file. A cut comes at twice as many lines."""
 
 
 class ReleaseJournal:
@@ -25,9 +25,9 @@ class ReleaseJournal:
         self._lines = 0
 
     def append(self, releases: Iterable[Freed]) -> None:
-        """Add lines, and drop the oldest ones if there are more than 2 * `MOST`.
+        """Add lines. Cut the file to `MOST` lines at more than 2 * `MOST` lines.
 
-        A failure, for example on a full disk, is only logged.
+        An OSError, for example of a full disk, is only logged.
         """
         lines = [json.dumps(list(one)) for one in releases]
         if not lines:
@@ -43,7 +43,6 @@ class ReleaseJournal:
             log.warning("released addresses are not stored: %s", error, extra=extra)
 
     def all(self) -> list[Freed]:
-        """Return the releases of the last `MOST` lines. A damaged line is left out."""
         try:
             lines = self._path.read_text(errors="replace").splitlines()
         except FileNotFoundError:

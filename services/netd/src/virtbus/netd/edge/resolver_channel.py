@@ -1,4 +1,4 @@
-"""Carries messages between netd and the resolver's process: one line of JSON each."""
+"""Carries messages between netd and the resolver: one line of JSON each."""
 
 import asyncio
 import json
@@ -11,25 +11,24 @@ from pathlib import Path
 from virtbus.netd.core.resolver_messages import Message
 
 FIRST_CHANNEL = 3
-"""The descriptor at which the process finds its first connection to netd."""
+"""The resolver's descriptor of its first connection to netd."""
 LINE_BYTES = 4 * 1024 * 1024
-"""Maximum length of a message in bytes. The uids of all VMs of a host are sent as one message."""
+"""Maximum length of a message in bytes. One message carries the uids of all VMs of a host."""
 
 
 class ResolverChannel:
-    """One connection. `send` never waits; messages to a peer that has ended are dropped."""
+    """One connection. `send` never waits, and drops messages to a peer that has ended."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     def send(self, message: Message) -> None:
-        """Send a message."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def receive(self) -> Message | None:
-        """Return the next message; None after the peer's end, or for a message that is too long."""
+        """Return the next message; None after the peer's end or for a message over LINE_BYTES."""
         try:
             line = await self._reader.readline()
         except (OSError, ValueError):
@@ -51,7 +50,7 @@ async def channel_on(connection: socket.socket) -> ResolverChannel:
 async def listening(
     path: Path, connected: Callable[[ResolverChannel], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Accept connections of root at `path`. Replaces the socket that a killed process left.
+    """Accept connections of root at `path`. Replace the socket of a killed process.
 
     Raises:
         OSError: the path cannot be used.

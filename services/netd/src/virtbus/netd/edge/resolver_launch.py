@@ -1,4 +1,4 @@
-"""Starts the process that resolves names for guests, and finds one that an earlier netd started."""
+"""Starts the resolver's process, and finds a process that an earlier netd started."""
 
 import os
 import select
@@ -18,10 +18,10 @@ _KILLED_S = 10.0
 
 
 async def launch(argument: str) -> ResolverChannel:
-    """Start the process with this argument; return netd's end of its first channel.
+    """Start the process, and return netd's end of its first channel.
 
-    The process is no child of netd: netd's child forks it, and ends. The process has a session of
-    its own, and no descriptor of netd except its end of the channel.
+    A child of netd forks the process and ends, so the process is no child of netd. The process has
+    its own session. Of netd's descriptors, it keeps only its end of the channel.
 
     Raises:
         OSError: the process cannot be started.
@@ -58,7 +58,7 @@ def _environment() -> dict[str, str]:
 
 
 async def found_at(path: str) -> ResolverChannel | None:
-    """Return a channel to the process that an earlier netd started; None if it does not run."""
+    """Return a channel to the process of an earlier netd; None if no such process runs."""
     connection = _connected(path)
     return await channel_on(connection) if connection is not None else None
 
@@ -66,7 +66,7 @@ async def found_at(path: str) -> ResolverChannel | None:
 def kill_at(path: str) -> bool:
     """Kill the process that listens at `path`; return True once it has ended. Blocks.
 
-    Return False if no other process listens there, or if the process does not end in 10 s.
+    Return False if no other process listens at `path`, or if the process runs on after 10 s.
     """
     connection = _connected(path)
     if connection is None:
@@ -90,7 +90,7 @@ def kill_at(path: str) -> bool:
 
 
 def _connected(path: str) -> socket.socket | None:
-    """Return a connection that does not block; None if nobody listens, or the queue is full."""
+    """Return a non-blocking connection; None if nobody listens, or the queue is full."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:

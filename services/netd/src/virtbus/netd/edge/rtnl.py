@@ -1,4 +1,4 @@
-"""Encodes rtnetlink calls and decodes answers with pyroute2, which only this module imports.
+"""Encodes rtnetlink calls and decodes answers. Only this module imports pyroute2.
 
 `edge.netlink` sends the calls. ADR 0009 says why pyroute2's own sockets are not used.
 """
@@ -23,7 +23,8 @@ from virtbus.netd.core.netlink import (
 def _without_init(package: str) -> None:
     """Make submodules importable without the `__init__` of their package.
 
-    pyroute2's `__init__` imports the whole library: five times the CPU, ten times the memory.
+    pyroute2's `__init__` imports the whole library, for five times the CPU and ten times the
+    memory.
     """
     spec = importlib.util.find_spec(package)
     if spec is not None:
@@ -50,13 +51,16 @@ def nest(*attributes: Attribute) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """A kind of kernel object. `new` is its RTM_NEW number; delete, get and set follow it."""
+    """A kind of kernel object.
+
+    `new` is its RTM_NEW number; the next numbers are delete, get and set.
+    """
 
     message: type[Message]
     new: int
 
     def ensure(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
-        """Return the call that makes an object. An existing object stays as it is."""
+        """Return the call that makes an object. An existing object stays unchanged."""
         return NetlinkCall(
             f"add {name}",
             self.new,
@@ -66,31 +70,28 @@ class Objects:
         )
 
     def put(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
-        """Return the call that makes or replaces an object."""
         body = self._body(attributes, fields)
         return NetlinkCall(f"put {name}", self.new, NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def delete(self, name: str, *attributes: Attribute, gone: int, **fields: int) -> NetlinkCall:
-        """Return the call that deletes an object. It tolerates the errno `gone`: no such object."""
+        """Return the call that deletes an object. `gone` is the tolerated errno."""
         return NetlinkCall(
             f"delete {name}", self.new + 1, 0, self._body(attributes, fields), tolerated=(gone,)
         )
 
     def list_all(self, name: str, **fields: int) -> NetlinkCall:
-        """Return the call that lists all objects of the namespace that have these fields."""
         body = self._body((), fields)
         return NetlinkCall(f"list {name}", self.new + 2, NLM_F_DUMP, body, acked=False)
 
     def set(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
-        """Return the call that changes an object."""
         return NetlinkCall(f"set {name}", self.new + 3, 0, self._body(attributes, fields))
 
     def set_port(self, name: str, *attributes: Attribute, **fields: int) -> NetlinkCall:
-        """Return the call that changes a port's properties. The kernel ignores them in `set`."""
+        """Return the call that changes a port's properties, which the kernel ignores in `set`."""
         return NetlinkCall(f"set port {name}", self.new, 0, self._body(attributes, fields))
 
     def read(self, reply: Reply) -> Message:
-        """Return the object in an answer. Its attributes are decoded when they are read."""
+        """Return the object in an answer. Each read of an attribute decodes it."""
         message = self.message(reply.message)
         message.decode()
         return message
@@ -107,5 +108,6 @@ LINKS = Objects(ifinfmsg, RTM_NEWLINK)
 ADDRESSES = Objects(ifaddrmsg, RTM_NEWADDR)
 NEIGHBOURS = Objects(ndmsg, RTM_NEWNEIGH)
 FORWARDING = Objects(ifinfmsg, RTM_NEWNEIGH)
-"""The forwarding entries of one bridge port. The kernel filters a list by port only if the request
-has a link's header (`rtnl_fdb_dump`)."""
+"""A bridge port's forwarding entries. The kernel filters them by port only if the request has a
+link's header (`rtnl_fdb_dump`).
+"""

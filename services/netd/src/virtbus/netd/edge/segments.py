@@ -1,7 +1,7 @@
-"""Finds the links of this host through which networks reach segments, and checks the allow-list.
+"""Finds this host's links to segments, and checks the list of allowed links.
 
 A segment is a layer-2 network that exists outside of virtbus. virtbus never makes, changes or
-removes the link of a segment.
+removes a link to a segment.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class SegmentLink:
     pvid: int | None = None
     """The VLAN that a bridge gives new ports.
 
-    None if the link is no bridge, if the kernel has no VLANs on bridges, or if the bridge does not
-    separate VLANs.
+    None if the link is no bridge, if the bridge does not separate VLANs, or if the kernel lacks
+    VLANs on bridges.
     """
     why_no_vlan: str = ""
 
@@ -51,7 +51,7 @@ class Segments:
         Raises:
             VirtbusError: 403 `link_forbidden`: the setting `links_allowed` lacks the link.
                 422 `link_missing`: the host has no such link for this kind of network.
-                422 `no_vlans`: the network has a VLAN, and the link cannot have VLANs.
+                422 `no_vlans`: the network has a VLAN, but the link has no support for VLANs.
         """
         spec = nic.target.spec if nic.target is not None else None
         name = (spec.link if spec is not None else None) or ""
@@ -77,7 +77,7 @@ class Segments:
 
 
 def _find(host: Netlink, name: str) -> SegmentLink | None:
-    """Return a link; None if it is missing, belongs to virtbus, or is a port of a bridge."""
+    """Return None for a missing link, a link of virtbus, or a port of a bridge."""
     found = links.describe(host, name)
     if found is None or found.alias.startswith(OWNER_PREFIX) or found.master:
         return None

@@ -1,4 +1,4 @@
-"""Computes a digest of the source files of a program, without importing them."""
+"""Computes a digest of a program's source files without an import."""
 
 import ast
 import hashlib
@@ -21,7 +21,7 @@ def source_digest(module: str) -> str:
 
 
 def sources_of(module: str) -> dict[str, Path]:
-    """Return the files of `module` and of all modules of virtbus that it imports, by name."""
+    """Return the files of `module` and of all its virtbus imports, by module name."""
     found: dict[str, Path] = {}
     waiting = [module]
     while waiting:
@@ -34,7 +34,7 @@ def sources_of(module: str) -> dict[str, Path]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """Yield the names in a file that may be modules of virtbus, with their packages."""
+    """Yield all imported names that may be virtbus modules, and the packages of these names."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         match node:
             case ast.Import():
@@ -50,7 +50,6 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the source file of a module or package of virtbus; None if there is none."""
     parts = module.split(".")[1:]
     for root in virtbus.__path__:
         folder = Path(root).joinpath(*parts)

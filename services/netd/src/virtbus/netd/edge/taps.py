@@ -14,16 +14,17 @@ _IFF_MULTI_QUEUE = 0x0100
 
 
 def open_tap(name: str, *, multi_queue: bool = False, header: bool = True) -> int:
-    """Return a descriptor of the tap `name`, which is made if missing. The caller closes it.
+    """Return a descriptor of the tap `name`, and make a missing tap.
+
+    The caller closes the descriptor.
 
     Without `multi_queue` the tap has one queue, so only one process can have it open. With
-    `header`, each frame has a virtio header. So the guest can offload checksums and segmentation,
-    although QEMU is not root. Without `header`, the kernel itself computes checksums and segments
-    before it delivers a frame.
+    `header`, each frame has a virtio header, which lets the guest offload checksums and
+    segmentation. Without `header`, the kernel computes checksums and segments before it delivers a
+    frame.
 
     Raises:
-        VirtbusError: 409 `tap_busy` while another process has the tap open (a QEMU that has not
-            ended).
+        VirtbusError: 409 `tap_busy`: another process has the tap open, such as an earlier QEMU.
     """
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     flags = _IFF_TAP | _IFF_NO_PI | (_IFF_MULTI_QUEUE if multi_queue else 0)
@@ -51,7 +52,7 @@ def busy(name: str) -> VirtbusError:
 
 
 def make_tap(name: str, *, multi_queue: bool = False) -> None:
-    """Make the persistent tap `name` if it does not exist. Raises as `open_tap`."""
+    """Ensure the persistent tap `name`. Raises as `open_tap`."""
     fd = open_tap(name, multi_queue=multi_queue)
     try:
         fcntl.ioctl(fd, _TUNSETPERSIST, 1)

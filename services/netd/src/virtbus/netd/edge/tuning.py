@@ -1,9 +1,8 @@
-"""Applies the link state and the limits of interfaces, in the calling thread's namespace.
+"""Applies link states and rate limits of interfaces, in the calling thread's namespace.
 
-For the link state `down`, the Linux bridge in the namespace is set down, and forwards no frame in
-either direction. The tap stays up, because its carrier shows that a guest uses it. Frames to the
-guest leave by its tap, and frames from the guest leave by the link to the network. So each limit is
-a scheduler of one of these links.
+The link state `down` sets the inner bridge down, which then forwards no frames. The tap stays up,
+because its carrier shows that a guest uses it. Each limit is a scheduler for outgoing frames: of
+the tap for frames to the guest, of `eth` for frames from the guest.
 """
 
 import errno
@@ -20,15 +19,15 @@ from virtbus.schemas.nic import NicLimit
 
 
 def link_state(nic: Nic) -> NetlinkCall:
-    """Return the call that sets the Linux bridge of `nic` in the namespace up or down."""
+    """Return the call that sets the inner bridge of `nic` up or down."""
     return links.set_link(nic.bridge, up=nic.state is LinkState.UP)
 
 
 def limit(inside: Netlink, nics: Sequence[Nic], *, lift: bool = False) -> None:
-    """Apply the limits of `nics`. With `lift`, also remove limits that are no longer wanted.
+    """Apply the limits of `nics`. With `lift`, also remove unwanted limits.
 
     Raises:
-        VirtbusError: 422 `no_limits` if the kernel has no token bucket filter (`sch_tbf`).
+        VirtbusError: 422 `no_limits`: the kernel has no token bucket filter (`sch_tbf`).
     """
     calls = []
     for nic in nics:
@@ -50,7 +49,7 @@ def limit(inside: Netlink, nics: Sequence[Nic], *, lift: bool = False) -> None:
 
 
 def faults(inside: Netlink, nics: Sequence[Nic]) -> list[str]:
-    """Return a message for each wrong link state, and for each limit that is missing or wrong."""
+    """Return a message for each wrong link state, and each missing or wrong limit."""
     found = []
     for nic in nics:
         bridge = links.find(inside, nic.bridge)
@@ -74,7 +73,7 @@ def _wrong_limits(inside: Netlink, nics: Sequence[Nic]) -> Iterator[str]:
 
 
 def _directions(nic: Nic) -> tuple[tuple[str, NicLimit | None], ...]:
-    """Return the tap, by which frames to the guest leave, and `eth`, each with its limit."""
+    """Return the tap (frames to the guest leave by it) and `eth`, each with its limit."""
     if nic.limits is None:
         return (nic.tap, None), (nic.eth, None)
     return (nic.tap, nic.limits.inbound), (nic.eth, nic.limits.outbound)

@@ -1,7 +1,7 @@
-"""Makes the VXLAN devices of overlay networks, and writes the guests of other hosts into them.
+"""Makes overlay networks' VXLAN devices, and their entries for guests on other hosts.
 
-A device learns nothing and floods nothing: it forwards to the guests that the bus names, and
-answers ARP queries for their addresses. It drops frames for other MACs.
+A device neither learns nor floods. It forwards frames only to the guests that the bus names, and
+answers ARP queries for their addresses.
 """
 
 import logging
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 _CALLS_AT_ONCE = 100
 _ANYWHERE = "192.0.2.1", 9
-"""An address that no host has (RFC 5737). Connecting a UDP socket to it only looks up a route."""
+"""An address that no host has (RFC 5737). A UDP connect to it only looks up a route."""
 
 
 class Tunnels:
-    """The devices of this host. The methods that use netlink block."""
+    """The VXLAN devices of this host. Methods that use netlink block."""
 
     def __init__(self, bridges: HostBridges, address: IPv4Address | None = None) -> None:
         """`address` is this host's address on the underlay. With None, `end` chooses one."""
@@ -38,15 +38,15 @@ class Tunnels:
         self._peers: dict[str, dict[str, OverlayPeer]] = {}
         self._lock = threading.Lock()
         self.guests: Callable[[], Iterable[Nic]] = tuple
-        """Returns the interfaces of this host's guests, also while their network is built."""
+        """Returns the interfaces of this host's guests, including networks under construction."""
         self.complete = False
-        """True once all peers are known. Before that, no entry is deleted."""
+        """True once all peers are known. Entries are deleted only then."""
 
     def end(self) -> TunnelEnd | None:
         """Return the end of this host's tunnels; None if the host has no address for them.
 
-        If no address is set, the end has the host's address on its default route. Without such an
-        address, the end has the host's lowest IPv4 address.
+        Without a set address, the end has the host's address on its default route. Without a
+        default route, the end has the host's lowest IPv4 address.
         """
         own = sorted(IPv4Address(text) for text in self._bridges.addresses() if ":" not in text)
         outside = _address_to_outside()
@@ -63,7 +63,8 @@ class Tunnels:
 
         Raises:
             VirtbusError: 422 `no_tunnels`: the host has no address for tunnels, or the network has
-                no VNI. 422 `mtu_too_large`: the network's MTU exceeds that of the tunnels.
+                no VNI.
+                422 `mtu_too_large`: the network's MTU exceeds the tunnels' MTU.
         """
         end, target = self.end(), nic.target
         if end is None or target is None or not target.vni:
@@ -84,10 +85,10 @@ class Tunnels:
 
     # --- peers ----------------------------------------------------------------------------
     def set_peer(self, peer: OverlayPeer) -> None:
-        """Remember the guests of a network on another host, and put that host last in the list.
+        """Keep another host's guests of a network, and move that host to the end of the list.
 
-        If two hosts name the same guest, the last one in the list counts, because its key on the
-        bus was written last.
+        If two hosts name the same guest, the last host in the list counts: its key on the bus is
+        newer.
         """
         with self._lock:
             hosts = self._peers.setdefault(peer.network, {})
@@ -95,7 +96,6 @@ class Tunnels:
             hosts[peer.peer] = peer
 
     def drop_peer(self, network: str, peer: str) -> None:
-        """Forget a host that has no guests of a network any more."""
         with self._lock:
             self._peers.get(network, {}).pop(peer, None)
 
@@ -113,7 +113,7 @@ class Tunnels:
         there = links.find(host, name)
         mtu = end.mtu - ENCAPSULATION_BYTES
         if there is not None and (there.alias != end.address or there.mtu != mtu):
-            host.do([links.delete_link(name)])  # it has an earlier address or MTU
+            host.do([links.delete_link(name)])  # its address or MTU is outdated
             there = None
         if there is not None and there.master == bridge.index and there.up:
             return
@@ -126,13 +126,15 @@ class Tunnels:
         host.do([host_end.no_ipv6(name), port, links.quiet_port(name), up])
 
     def sync(self, host: Netlink, nic: Nic, own: Collection[str]) -> None:
-        """Write the guests of other hosts into the device; `own` are MACs of guests here."""
+        """Update the device's entries for other hosts' guests.
+
+        `own` has the MACs of guests on this host.
+        """
         calls = self._missing(host, nic, own)
         for start in range(0, len(calls), _CALLS_AT_ONCE):
             host.do(calls[start : start + _CALLS_AT_ONCE])
 
     def faults(self, host: Netlink, nic: Nic, own: Collection[str]) -> list[str]:
-        """Return a message if the device of a network is gone, or has wrong entries."""
         name = names.tunnel(nic.place)
         link = links.find(host, name)
         if link is None or not link.up:
@@ -141,7 +143,6 @@ class Tunnels:
         return [f"{name}: {count} entries are wrong or missing"] if count else []
 
     def _missing(self, host: Netlink, nic: Nic, own: Collection[str]) -> list[NetlinkCall]:
-        """Return the calls that make the entries of a device match its peers."""
         link = links.find(host, names.tunnel(nic.place))
         if link is None:
             return []
@@ -162,7 +163,7 @@ class Tunnels:
         return [*calls, *(neighbours.delete_remote(link.index, mac) for mac in gone)]
 
     def first_of_each(self, nics: Iterable[Nic]) -> Sequence[tuple[Nic, set[str]]]:
-        """Return one interface for each overlay of `nics`, and the MACs of its guests here."""
+        """Return one interface per overlay of `nics`, and the MACs of its guests on this host."""
         found: dict[str, tuple[Nic, set[str]]] = {}
         for nic in nics:
             if nic.kind is NicKind.OVERLAY:
@@ -173,16 +174,15 @@ class Tunnels:
         return list(found.values())
 
     def warn(self, nic: Nic, error: VirtbusError) -> None:
-        """Log that the device of a network cannot be made again."""
         extra = {"code": "tunnel_failed", "network": nic.network}
         log.warning("the tunnel of '%s' cannot be mended: %s", nic.network, error, extra=extra)
 
 
 def _address_to_outside() -> IPv4Address | None:
-    """Return this host's address on its default route; None if it has no such route.
+    """Return this host's address on its default route; None without such a route.
 
-    The first address is no safe choice: it may belong to a bridge of containers, and other hosts
-    may have it, too.
+    The host's first address is unsafe: it may belong to a bridge of containers, with the same
+    address on each host.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
         try:

@@ -12,9 +12,9 @@ VHOST = "/dev/vhost-net"
 def accelerated(
     nics: Sequence[NicArgument], path: str = VHOST
 ) -> tuple[Sequence[NicArgument], list[int]]:
-    """Return the interfaces with vhost-net, and its descriptors, which the caller closes.
+    """Return the interfaces with vhost-net, and its descriptors. The caller closes them.
 
-    If `path` is missing, or cannot be opened for each queue, no interface gets vhost-net.
+    If an open of `path` fails, no interface gets vhost-net.
     """
     faster = with_vhost(nics)
     opened: list[int] = []

@@ -1,7 +1,7 @@
 """Installs vmwrapper at a path that libvirt may run.
 
-If the host has a compiler, vmwrapper is compiled from C, and uses 0.8 ms of CPU per start.
-Otherwise the Python version is installed, which uses 10 ms.
+On a host with a compiler, vmwrapper is compiled from C and uses 0.8 ms of CPU per start. Without a
+compiler, the Python version is installed, which uses 10 ms.
 """
 
 import hashlib
@@ -32,17 +32,15 @@ def install(
 ) -> Path:
     """Ensure the wrapper in `target_dir`, and return its path.
 
-    libvirt treats the wrapper as its emulator. When the emulator's ctime changes, libvirt reads
-    QEMU's capabilities again, which takes 300 ms. So the wrapper is rewritten only if it is
-    missing, or if its source or its built-in values changed. If only QEMU's ctime changed, the
-    wrapper's ctime is updated, so that libvirt notices the new QEMU.
+    libvirt takes the wrapper for the emulator. After a change of the emulator's ctime, libvirt
+    probes QEMU's capabilities again, which takes 300 ms. Therefore write the wrapper only if it is
+    missing, or if its source or built-in values changed. If QEMU's ctime changed, only update the
+    wrapper's ctime, so that libvirt notices the new QEMU.
 
-    `memo` is a file with a digest of the last installed wrapper and QEMU's ctime at that time. By
-    default it is next to the wrapper.
-    If `compiler` is None, the Python version is installed.
+    `memo` is a file with a digest of the installed wrapper, and QEMU's ctime at the installation.
 
     Raises:
-        OSError: `target_dir` cannot be written, or there is no `emulator`.
+        OSError: `target_dir` cannot be written, or `emulator` is missing.
     """
     for directory in (target_dir.parent, target_dir):
         if not directory.is_dir():
@@ -64,7 +62,7 @@ def install(
             built = _compiled(source, wrapper_socket, emulator, compiler)
         _replace(path, built or script)
     elif before.get("emulator_ctime_ns") != wanted["emulator_ctime_ns"]:
-        path.chmod(0o755)  # the same mode: only the ctime changes
+        path.chmod(0o755)  # the same mode, for a new ctime
         os.utime(path)
     if wanted != before:
         _replace(memo, json.dumps(wanted).encode(), mode=0o644)

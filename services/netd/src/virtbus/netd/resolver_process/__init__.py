@@ -1,4 +1,4 @@
 """The process that resolves names for guests. netd starts it, and it outlives netd.
 
-It is small: it imports neither pydantic nor the client of the bus.
+To stay small, the process imports neither pydantic nor the bus client.
 """

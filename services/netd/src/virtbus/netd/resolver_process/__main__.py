@@ -22,9 +22,9 @@ def main() -> None:
     os.closerange(FIRST_CHANNEL + 1, os.sysconf("SC_OPEN_MAX"))
     if os.fork():
         os._exit(0)
-    os.chdir("/")  # so that netd's working directory can be unmounted
+    os.chdir("/")  # lets netd's working directory be unmounted
     asyncio.run(_serve())
-    os._exit(0)  # at once, as netd takes the end of its connection for the end of the process
+    os._exit(0)  # at once: to netd, a closed connection means an ended process
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Resolves names for guests in a process that outlives netd.
 
-netd sends the names of this host's VMs, and asks the controllers for names of VMs on other hosts.
-While no netd runs, the process uses the names that it has, and the controllers' last answers.
+netd sends the names of this host's VMs, and asks the controllers for names on other hosts. Without
+netd, the process uses its last names and the controllers' last answers.
 """
 
 import asyncio
@@ -27,13 +27,15 @@ from virtbus.netd.fleet_names import FleetNames
 from virtbus.netd.resolver import Resolver
 
 ASK_S = 3.0
-"""The limit for an answer of netd. netd's own limits are shorter unless netd is suspended."""
+"""The time limit for netd's answer. netd's own limits are shorter, so only a suspended netd is
+late.
+"""
 
 LOOK_S = 5.0
 
 
 class ResolverService(logging.Handler):
-    """One run of the process. As a log handler, it sends its records to netd."""
+    """One run of the process. As a log handler, it sends log records to netd."""
 
     def __init__(self, site: ResolverSite) -> None:
         super().__init__(logging.INFO)
@@ -46,12 +48,12 @@ class ResolverService(logging.Handler):
         self._over = asyncio.Event()
 
     async def run(self, netd: ResolverChannel) -> None:
-        """Serve until netd requests the end, or until there is no netd and no VM with a name.
+        """Serve until netd requests the end, or until both netd and the last VM are gone.
 
-        Return at once if netd ends before it says `begin`, or if the ports or the socket cannot be
-        opened. Return after at most 5 s if the socket was removed from its path.
+        Also return if netd ends before it sends `begin`, if the ports or the socket cannot be
+        opened, or within 5 s after a removal of the socket from its path.
 
-        The ports are opened when netd says `begin`. Until then, an earlier process may have them.
+        The process opens the ports at `begin`, because an earlier process may have them before.
         """
         netd.send({"hello": self._site.text()})
         if await netd.receive() is None:
@@ -77,7 +79,7 @@ class ResolverService(logging.Handler):
                     return
 
     async def _follow(self, netd: ResolverChannel) -> None:
-        """Do what a netd says until this netd ends, or until a later netd connects."""
+        """Obey a netd until it ends, or until a later netd connects."""
         if self._netd is not None:
             self._netd.close()
         self._netd = netd
@@ -93,7 +95,7 @@ class ResolverService(logging.Handler):
                 self._left()
 
     def _left(self) -> None:
-        """Continue without netd if there are VMs with names; otherwise end."""
+        """Continue without netd while VMs have names. Without VMs, end."""
         self._netd = None
         for waiting in self._questions.values():
             if not waiting.done():
@@ -133,7 +135,7 @@ class ResolverService(logging.Handler):
             del self._questions[number]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a log record to netd. Records are lost while netd is away."""
+        """While netd is away, records are lost."""
         if self._netd is not None:
             code, uid = getattr(record, "code", ""), getattr(record, "uid", "")
             text = self.format(record)

@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -ISE
 """Fetches a VM's tap descriptors from netd, then becomes QEMU.
 
-netd replaces the two words between @ when it installs this file. Only built-in modules are
-imported, because others cost milliseconds in every start. libvirt shows this program's stderr.
+netd replaces the two words between @ at the installation. The program imports only built-in
+modules, because others cost milliseconds at every start. libvirt shows the program's stderr.
 """
 
 import _socket
@@ -19,13 +19,13 @@ MAX_DESCRIPTORS = 128  # a tap for each queue of a VM's NICs; vhost-net may use 
 
 
 def fail(message: str) -> None:
-    """Write the reason to stderr in one line, and exit with code 1."""
+    """Write `message` to stderr as one line, and exit with code 1."""
     posix.write(2, f"virtbus: {message}\n".encode())
     posix._exit(1)
 
 
 def fetch(uid: bytes, entered_ns: int) -> tuple[list[bytes], list[int]]:
-    """Request the taps of VM `uid`; return the strings of netd's answer, and the descriptors."""
+    """Request the taps of VM `uid`. Return the strings of netd's answer, and the descriptors."""
     peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     peer.settimeout(TIMEOUT_S)
     peer.connect(SOCKET)
@@ -52,7 +52,7 @@ def fetch(uid: bytes, entered_ns: int) -> tuple[list[bytes], list[int]]:
 
 
 def main(argv: list[bytes]) -> None:
-    """Become QEMU. A guest gets its taps; libvirt's probes keep their arguments unchanged."""
+    """Become QEMU. Add taps for a guest, and leave the arguments of libvirt's probes unchanged."""
     flags = dict(itertools.pairwise(argv))  # the last of repeated flags wins, as in QEMU
     uid = flags.get(b"-uuid", b"")
     if not flags.get(b"-name", b"").startswith(b"guest=") or not uid:

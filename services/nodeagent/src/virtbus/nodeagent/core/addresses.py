@@ -1,9 +1,9 @@
-"""Assigns the addresses of a domain's devices. Each device keeps its address, also over restarts.
+"""Assigns the addresses of a domain's devices. Each device keeps its address, even over restarts.
 
-libvirt and QEMU get every address explicitly. An address is made of numbers. A new device gets the
-lowest free number of each set that it needs, such as the root ports (`Pool`). A removed device
-frees its numbers, and no other device moves. The addresses are last-applied state: the domain's
-metadata has them (`core/metadata.py`).
+libvirt and QEMU get every address explicitly. An address consists of numbers from sets such as the
+root ports (`Pool`). A new device gets the lowest free number of each set that it needs. A removed
+device frees its numbers, and no other device moves. The domain's metadata keeps the addresses as
+last-applied state (`core/metadata.py`).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from virtbus.schemas.vm import Disk, DiskBus, Domain
 
 Pool = Literal[
     "port",  # root ports of PCI Express, from 1
-    "vd",  # letters of virtio and NVMe disks: for libvirt, both are virtio disks (ADR 0044)
+    "vd",  # letters of virtio and NVMe disks; libvirt sees both as virtio disks (ADR 0044)
     "sd",  # letters of other disks
     "scsi",
     "sata",
     "usb",
 ]
 Addresses = Mapping[str, Mapping[str, int]]
-"""Numbers by `Pool` and device. A disk is under its name, and in `port` under `of_disk(name)`."""
+"""Numbers by `Pool` and device. The key of a disk is its name; in `port`, it is `of_disk(name)`."""
 NONE: Addresses = MappingProxyType({})
 SATA_PORTS = 6
 """Ports of one AHCI controller (QEMU: ich9-ahci)."""
@@ -60,10 +60,10 @@ def assigned(
 ) -> dict[str, dict[str, int]]:
     """Return the addresses of all devices of a domain.
 
-    `kept` are the addresses so far. `leaving` are names of disks that are no longer in the spec,
-    but still in the guest. `busy` are the root ports that a running guest has in use, also for
-    NICs; with `busy`, no kept number changes. If `busy` is None, no guest runs. Then the first
-    ports are left to the NICs, and other devices that had these ports get others.
+    `kept` has the addresses so far. `leaving` has names of disks that left the spec but not the
+    guest. `busy` has the root ports that a running guest uses, including NICs; kept numbers then
+    stay. `busy` is None if no guest runs. The NICs then get the first ports, and devices that had
+    these ports move.
     """
     disks = domain.devices.disks
     numbers = _Numbers(kept, leaving)
@@ -80,9 +80,9 @@ def assigned(
 
 
 def _on_ports(domain: Domain, sata_controllers: int) -> Iterator[str]:
-    """Yield the devices on root ports, except for NICs, which have the first ports.
+    """Yield the devices on root ports, without NICs.
 
-    `sata_controllers` is the number of AHCI controllers beyond the one of q35.
+    `sata_controllers` excludes q35's own AHCI controller.
     """
     disks = domain.devices.disks
     yield from (of_disk(disk.name) for disk in disks if disk.bus in ON_PCI)
@@ -108,7 +108,7 @@ class _Numbers:
     def take(
         self, pool: Pool, devices: Sequence[str], *, first: int = 0, busy: Collection[int] = ()
     ) -> None:
-        """Add the numbers of `devices` to `found`. A kept number below `first` is changed."""
+        """Add the numbers of `devices` to `found`. Replace kept numbers below `first`."""
         kept = self._kept.get(pool, {}).items()
         before = {name: number for name, number in kept if number >= first}
         stay = {name: number for name, number in before.items() if name in self._leaving}
@@ -125,6 +125,6 @@ class _Numbers:
 
 
 def target(disk: Disk, addresses: Addresses) -> str:
-    """Return libvirt's name of a disk, for example `vdb`. NVMe disks have names of virtio disks."""
+    """Return libvirt's name of a disk, for example `vdb` for virtio and NVMe."""
     pool = "vd" if disk.bus in ON_PCI else "sd"
     return pool + letters(addresses[pool][disk.name])

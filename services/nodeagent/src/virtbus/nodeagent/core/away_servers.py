@@ -1,4 +1,4 @@
-"""Keeps the pools whose server does not answer, and says why a guest may wait for a disk."""
+"""Keeps the pools whose server does not answer, and explains stalled disks of guests."""
 
 from collections.abc import Callable
 
@@ -11,20 +11,22 @@ STALLS = (
 
 
 class AwayServers:
-    """The pools whose server does not answer. For some protocols, QEMU itself reports nothing."""
+    """The pools whose server does not answer.
+
+    QEMU reports an absent server only for some protocols.
+    """
 
     def __init__(self) -> None:
         self._pools: set[str] = set()
         self.changed: Callable[[], None] = lambda: None
-        """Called when a server no longer answers, or answers again."""
+        """Called when a server stops or resumes its answers."""
 
     def set(self, pool: str, *, away: bool) -> None:
-        """Note whether the server of a pool is away."""
         if away != (pool in self._pools):
             (self._pools.add if away else self._pools.discard)(pool)
             self.changed()
 
     def why_it_stalls(self, record: VmRecord) -> str:
-        """Return why a VM's guest may wait for a disk; empty if all servers of its disks answer."""
+        """Return the reason for which a VM's disk may stall; empty if all its servers answer."""
         waits = self._pools & {ref.pool for ref in record.volume_refs.values()}
         return STALLS.format(pool=min(waits)) if waits else ""

@@ -1,7 +1,7 @@
-"""Checks that a VM that is new to this node fits next to the node's other VMs.
+"""Checks that a new VM fits next to the node's other VMs.
 
-Controllers place VMs by their caches. Two controllers at once, or one with an outdated cache, may
-assign too much to a node. So the node checks again before it prepares the VM.
+Controllers place VMs by caches. Two controllers at once, or an outdated cache, may assign too much
+to a node. The node therefore checks again before it prepares the VM.
 """
 
 from virtbus.nodeagent.core.ports import HostFacts
@@ -10,15 +10,15 @@ from virtbus.schemas.vm import VmRecord
 
 
 def promised_bytes(record: VmRecord) -> int:
-    """Return the guest memory that the VM takes from its host: none while it is off."""
+    """Return the host memory of the VM's guest: 0 while the VM is off."""
     return record.spec.domain.memory.guest if record.powered else 0
 
 
 def no_room(record: VmRecord, others_bytes: int, host: HostFacts) -> str:
-    """Return why the host cannot take the VM, as in "has 1 GiB of memory left"; empty if it can.
+    """Return the reason to refuse the VM, as in "has 1 GiB of memory left", or an empty string.
 
-    Only an impossible VM is refused: all VMs together would need more memory than the host has, or
-    the VM has more vCPUs than a guest can have. Good placement is the controllers' task.
+    This check refuses only impossible VMs: too much memory for the host with all its VMs, or too
+    many vCPUs for a guest.
     """
     if not record.powered:
         return ""

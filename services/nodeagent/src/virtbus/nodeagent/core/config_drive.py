@@ -1,8 +1,7 @@
 """Renders a config drive's files in OpenStack's layout.
 
-See cloud-init: reference/datasources/configdrive. Unlike a NoCloud seed, a config drive works for
-any guest: Windows' cloudbase-init reads it, too. The host name and SSH keys of the spec are only in
-the metadata, and not in the user data.
+See cloud-init: reference/datasources/configdrive. Unlike a NoCloud seed, a config drive also works
+for Windows guests with cloudbase-init. The spec's host name and SSH keys are only in the metadata.
 """
 
 import json
@@ -22,7 +21,7 @@ LATEST = "openstack/latest"
 def config_drive_files(
     record: VmRecord, seed: CloudInit, interfaces: Sequence[InterfaceStatus]
 ) -> dict[str, bytes]:
-    """Return the contents of the files by path. The guest's instance id is the VM's uid."""
+    """Return the files' contents by path. The guest's instance id is the VM's uid."""
     hostname = seed.hostname or record.name
     meta = seed.more_meta | {"uuid": record.uid, "name": record.name}
     meta["hostname"] = seed.fqdn or hostname
@@ -43,7 +42,7 @@ def config_drive_files(
 
 
 def _as_text(data: bytes) -> str:
-    """Return data as JSON can hold it: text as it is, and other bytes as a MIME message."""
+    """Return text unchanged, and other bytes as a MIME message, because JSON holds only text."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -51,7 +50,7 @@ def _as_text(data: bytes) -> str:
 
 
 def _network(interfaces: Sequence[InterfaceStatus]) -> dict[str, Any]:
-    """Return OpenStack's network data: IPv4 DHCP on each interface, which its MAC identifies."""
+    """Return OpenStack's network data: IPv4 DHCP on each interface, identified by MAC."""
     names = [f"vb{index}" for index, _ in enumerate(interfaces)]
     return {
         "links": [

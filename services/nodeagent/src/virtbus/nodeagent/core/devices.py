@@ -1,8 +1,8 @@
-"""Renders a guest's display, its directories, and the devices that report a failed guest.
+"""Renders a guest's display, shared directories, and devices against a failed guest.
 
-The display has a VGA device as in KubeVirt (16 MiB, one head) and a VNC server. libvirt connects
-the agent to VNC (virDomainOpenGraphicsFD). So there is no port and no socket file that others could
-reach (CON-03, CON-04).
+The display is a VGA device as in KubeVirt (16 MiB, one head) with a VNC server. libvirt connects
+the agent to VNC by a descriptor (virDomainOpenGraphicsFD), so that no port or socket file is open
+to others (CON-03, CON-04).
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,9 @@ VIDEO_KIB = 16 * 1024
 
 
 def display_elements(spec: VmSpec) -> list[Element]:
-    """Return the VNC server and the video device; nothing for a VM without a display.
+    """Return the VNC server and the video device; empty for a VM without a display.
 
-    The video device is not PCI Express. It is on the root bus, where libvirt reserves the first
-    slot for it, and uses no root port.
+    The video device is plain PCI: it uses the root bus, where libvirt reserves slot 1 for it.
     """
     if not spec.domain.devices.autoattach_graphics_device:
         return []
@@ -48,8 +47,8 @@ def filesystem_elements(
 ) -> list[Element]:
     """Return the directories that the guest mounts by virtiofs.
 
-    The source is an empty folder of the agent. `Shares.program` mounts the directory there, in a
-    mount namespace of its own.
+    The source is an empty folder of the agent. `Shares.program` mounts the directory on it, in its
+    own mount namespace.
     """
     return [
         el(
@@ -76,7 +75,7 @@ def memory_backing(filesystems: Sequence[Filesystem]) -> Element | None:
 def guards(watchdog: Watchdog | None, addresses: Addresses) -> list[Element]:
     """Return pvpanic, and the watchdog if the spec has one.
 
-    Pvpanic uses an I/O port and no PCI slot. Guests without a driver ignore it.
+    Guests without a driver ignore pvpanic. It uses an I/O port instead of a PCI slot.
     """
     panic = el("panic", model="isa")
     if watchdog is None:

@@ -20,15 +20,15 @@ _TAGS = {
 def driver_element(
     disk: Disk, image_format: str, thread: int | None, *, stops: bool = False, shared: bool = False
 ) -> Element:
-    """Return `<driver>`; `thread` is the number of the disk's I/O thread.
+    """Return `<driver>`. `thread` is the number of the disk's I/O thread.
 
-    `stops` is for a disk on a server, which may be away for a while: the guest pauses at an error,
-    unless the spec has another policy. By default, a `shared` disk does not use the host's cache.
+    `stops` is for a disk on a server that may be away for a while: by default, an error pauses the
+    guest. A `shared` disk bypasses the host's cache by default.
     """
     driver = el("driver", name="qemu", type=image_format, discard=_discard(disk))
     reports = ABILITIES[disk.bus][
         Verb.ERROR_POLICY
-    ].refused  # QEMU's NVMe reports each error to the guest, and has no such property
+    ].refused  # QEMU's NVMe device always reports errors to the guest, and lacks this property
     stop = "stop" if stops else None
     chosen = {
         "error_policy": None if reports else disk.error_policy or stop,
@@ -52,7 +52,7 @@ def _discard(disk: Disk) -> Discard | None:
 
 
 def iotune(limits: DiskLimits | None) -> dict[str, int]:
-    """Return the limits under libvirt's names; empty without a limit."""
+    """Return the limits under libvirt's names."""
     values: dict[str, int] = {}
     if limits is None:
         return values
@@ -73,16 +73,16 @@ def iotune_element(limits: DiskLimits | None) -> Element | None:
 
 
 NO_LIMITS = {f"{tag}{end}": 0 for tag in _TAGS.values() for end in ("", "_max", "_max_length")}
-"""The values that remove all limits of a disk. A value that is left out would stay in force."""
+"""The values that remove all limits of a disk. An omitted value would stay in force."""
 
 
 def disk_limits(disks: Sequence[Disk]) -> dict[str, DiskLimits]:
-    """Return the limits of those disks that have any, by name."""
+    """Return the existing limits, by disk name."""
     return {disk.name: disk.limits for disk in disks if disk.limits is not None}
 
 
 def limit_calls(disks: Mapping[str, Disk]) -> dict[str, dict[str, int]]:
-    """Return all limits of each disk whose bus permits limits, by target. 0 means no limit."""
+    """Return all limits of disks whose bus permits limits, by target. 0 means no limit."""
     return {
         target: NO_LIMITS | iotune(disk.limits)
         for target, disk in disks.items()
@@ -91,7 +91,7 @@ def limit_calls(disks: Mapping[str, Disk]) -> dict[str, dict[str, int]]:
 
 
 def shown_limits(figures: Mapping[str, int]) -> dict[str, int]:
-    """Return libvirt's figures that are not 0, under virtbus' names.
+    """Return libvirt's non-zero figures under virtbus' names.
 
     The name of a burst begins with `burst_`.
     """
@@ -110,7 +110,7 @@ def blockio_element(size: BlockSize | None) -> Element | None:
     """Return `<blockio>`, or None for QEMU's sizes."""
     if size is None or size == BlockSize():
         return None
-    # QEMU refuses a logical size above the physical one, whose default is 512
+    # QEMU refuses a logical size above the physical size, whose default is 512
     physical = size.physical_bytes or size.logical_bytes
     element = el("blockio")
     for name, value in (("logical", size.logical_bytes), ("physical", physical)):

@@ -1,4 +1,4 @@
-"""Derives paths of a VM's disks and images, and checks their headers.
+"""Derives paths of a VM's disks and images, and checks headers of files.
 
 imaged reports the volumes and their images, but no paths (ADR 0030). The agent's own code reads the
 header of each file before libvirt gets its path.
@@ -21,7 +21,7 @@ from virtbus.schemas.vm import VmRecord, Volume
 from virtbus.schemas.volume_ref import VolumeRef
 
 HEAD_BYTES = 64 * 1024
-"""The bytes that are read from a file's start. They must contain the header and backing name."""
+"""The number of bytes to read from a file's start. They have the header and the backing name."""
 DISKS, IMAGES, DATA, VOLUMES, POOLS = "disks", "images", "data", "volumes", "pools"
 """Folders: `<state_dir>/disks/<uid>/<volume>.qcow2`, `<state_dir>/images/data/<hex digest>`,
 `<state_dir>/disks/volumes/<folder>/disk.qcow2`, and `disks/pools/<pool>/<folder>/disk.qcow2`. The
@@ -43,7 +43,7 @@ _MAX_NAME_BYTES = 1023
 
 @dataclass(frozen=True, slots=True)
 class DiskSource:
-    """The source of a disk: a file with its layers and image, a device, or a place on a server."""
+    """The source of a disk: a file with its layers and image, a device, or data on a server."""
 
     path: str
     format: ImageFormat = ImageFormat.QCOW2
@@ -52,30 +52,34 @@ class DiskSource:
     layers: tuple[str, ...] = ()
     """The paths of the files between the disk and its image, from the top (ADR 0061)."""
     place: tuple[str, ...] = ()
-    """The folders of the file below `<state_dir>/disks`, and its name."""
+    """The folders below `<state_dir>/disks`, and the file name."""
     pin: str = ""
-    """The file name of the agent's own hard link. Each medium of a drive has another name, so that
-    libvirt sees a change of the medium."""
+    """The file name of the agent's own hard link. Each medium of a drive has its own name, so that
+    libvirt sees a change.
+    """
     volume: bool = False
-    """True for a volume with a name of its own (ADR 0045)."""
+    """True for a named volume (ADR 0045)."""
     network: NetworkDisk | None = None
-    """The place of a disk on a server. Such a disk has no file, and its `path` is empty."""
+    """The address of a disk on a server. The `path` is then empty."""
     device_bytes: int = 0
-    """The number of bytes that the guest sees of the device at `path`, or `ALL_BYTES`. It is 0 for
-    other disks, and for a device that is not checked yet."""
+    """The number of bytes of the device at `path` that the guest sees, or `ALL_BYTES`. It is 0 for
+    other disks, and for an unchecked device.
+    """
     device: bool = False
-    """True if `path` is a device that the spec names. After its check, `device_bytes` is set."""
+    """True if `path` is a device that the spec names. The check of the device sets `device_bytes`.
+    """
     reserved_bytes: int = 0
-    """The bytes at the end of a device of the spec that the guest does not see."""
+    """The bytes at the end of a spec's device that are hidden from the guest."""
     shared: bool = False
-    """True for a volume that several guests may write to at the same time. Its data is raw."""
+    """True for a raw volume that several guests may write to at once."""
     lent: bool = False
-    """True if the agent opens the file for each start. libvirt gets the descriptor by the name
-    `path`."""
+    """True if the agent opens the file at each start, and passes the descriptor to libvirt as
+    `path`.
+    """
 
     @property
     def is_file(self) -> bool:
-        """Return True if `path` is a file: a disk that imaged has made, or an ISO of the agent."""
+        """True if `path` is a file: a disk that imaged made, or an ISO of the agent."""
         return self.network is None and not (self.device_bytes or self.device or self.lent)
 
 
@@ -89,12 +93,12 @@ def refused(volume: str, why: str) -> VirtbusError:
 
 
 def disk_name(volume: str) -> str:
-    """Return the file name of a volume's disk in the VM's folder."""
+    """Return a disk's file name in the VM's folder."""
     return f"{volume}.qcow2"
 
 
 def lent_name(volume: str) -> str:
-    """Return the name by which libvirt gets the descriptor of an open file."""
+    """Return libvirt's name for the descriptor of an open file."""
     return f"virtbus-{volume}"
 
 
@@ -104,13 +108,13 @@ def disk_sources(
     made: Mapping[str, MadeDisk],
     pools: Mapping[str, PoolSettings] = _NO_POOLS,
 ) -> dict[str, DiskSource]:
-    """Return the sources of all disks of the record, by volume name, except for ISO volumes.
+    """Return the sources of all disks by volume name, without ISO volumes.
 
     Raises:
-        VirtbusError: 409 `disk_refused`: imaged omitted a volume, or made it too small. Or either
-            the spec or imaged's report names an image, and the other does not. Or the record has no
-            reference to a named volume.
-            409 `pool_unknown`: the pool of this node has no place or device for a volume.
+        VirtbusError: 409 `disk_refused`: imaged omitted a volume or made it too small, or only one
+            of spec and imaged's report has an image, or the record lacks a reference to a named
+            volume.
+            409 `pool_unknown`: the settings of the node's pool lack the volume's data or device.
     """
     sources = {}
     disks = record.spec.domain.devices.disks
@@ -164,20 +168,18 @@ def _has_no_file(ref: VolumeRef) -> bool:
 def _without_file(
     vm: str, name: str, ref: VolumeRef, made: MadeDisk, pools: Mapping[str, PoolSettings]
 ) -> DiskSource:
-    """Return the source of a volume whose data is on a device or on a server."""
     source = DiskSource("", ImageFormat.RAW, volume=True, shared=ref.shared)
     if ref.kind not in ON_DEVICES:
         return replace(source, network=network_disk(ref, pools, vm))
     size_bytes = ref.size_bytes
     if ref.kind is PoolKind.LVM:
-        if made.virtual_size_bytes < size_bytes:  # the rest may have data of another volume
+        if made.virtual_size_bytes < size_bytes:  # the rest may be another volume's data
             raise refused(name, "imaged has not made it as large as its record says")
         size_bytes = ALL_BYTES
     return replace(source, path=device_of(ref, pools), device_bytes=size_bytes)
 
 
 def _place(record: VmRecord, volume: Volume) -> tuple[str, ...]:
-    """Return the folders and the name of a disk: the VM's own folder, or that of its volume."""
     if volume.volume is None:
         return (record.uid, disk_name(volume.name))
     ref = record.volume_refs.get(volume.name)
@@ -187,16 +189,16 @@ def _place(record: VmRecord, volume: Volume) -> tuple[str, ...]:
 
 
 def volume_place(ref: VolumeRef) -> tuple[str, ...]:
-    """Return the folders of a volume's disk below `<state_dir>/disks`, and its name."""
+    """Return the folders of a volume's disk below `<state_dir>/disks`, and its file name."""
     pool = (VOLUMES,) if ref.pool == LOCAL else (POOLS, ref.pool)
     return (*pool, ref.folder, f"disk{SHARED_SUFFIX}" if ref.shared else disk_name("disk"))
 
 
 def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
-    """Raise `disk_refused` unless the disk is qcow2, and its backing file is as `source` says.
+    """Raise `disk_refused` if the disk is no qcow2 file, or its backing file differs from `source`.
 
-    The raw file of a shared volume is not checked. It has no header, and a guest may write
-    anything at its start, even a header of qcow2.
+    A shared volume's raw file passes unchecked. It has no header, and a guest may write any bytes
+    at its start, even a qcow2 header.
     """
     if source.shared:
         return
@@ -204,9 +206,9 @@ def check_disk(volume: str, head: bytes, source: DiskSource) -> None:
 
 
 def below(source: DiskSource, depth: int) -> tuple[str, str]:
-    """Return path and format of the file below the disk (depth 0) or below its `depth`-th layer.
+    """Return path and format of the file below the disk (depth 0) or its layer number `depth`.
 
-    Both are empty if there is no such file.
+    Both are empty without such a file.
     """
     if depth < len(source.layers):
         return source.layers[depth], str(ImageFormat.QCOW2)
@@ -214,9 +216,9 @@ def below(source: DiskSource, depth: int) -> tuple[str, str]:
 
 
 def check_backing(volume: str, head: bytes, wanted: tuple[str, str]) -> None:
-    """Raise `disk_refused` unless a file is qcow2 with the `wanted` backing file.
+    """Raise `disk_refused` if a file is no qcow2 file with the `wanted` backing file.
 
-    `wanted` is the path and the format. If both are empty, the file must have no backing file.
+    `wanted` is path and format. Two empty strings forbid a backing file.
     """
     backing, backing_format = _qcow2(volume, head)
     if backing != wanted[0].encode():
@@ -226,13 +228,13 @@ def check_backing(volume: str, head: bytes, wanted: tuple[str, str]) -> None:
 
 
 def check_image(volume: str, head: bytes, image_format: ImageFormat) -> None:
-    """Raise `disk_refused` if a qcow2 image needs another file, or its header is damaged."""
+    """Raise `disk_refused` if a qcow2 image needs another file, or has a damaged header."""
     if image_format is ImageFormat.QCOW2 and _qcow2(volume, head)[0]:
         raise refused(volume, "its image has a backing file")
 
 
 def _qcow2(volume: str, head: bytes) -> tuple[bytes, bytes]:
-    """Return the name and the format of the backing file in a header; both empty without one."""
+    """Return name and format of the backing file in a header; both empty without a backing file."""
     if len(head) < _V3_BYTES or head[:4] != _MAGIC:
         raise refused(volume, "it is no qcow2 file")
     _, version, offset, size, cluster_bits, _, crypt = _V2.unpack_from(head)
@@ -260,16 +262,15 @@ def _backing_format(head: bytes, at: int) -> bytes:
 
 
 def _shown(name: bytes) -> str:
-    """Return bytes of a file in printable form."""
     return ascii(name[:100].decode(errors="backslashreplace"))
 
 
 def devices_with_images(records: Iterable[VmRecord]) -> frozenset[str]:
-    """Return the paths of the host's devices whose content begins with an image."""
+    """Return the paths of host devices whose content begins with an image."""
     devices = (volume.host_device for record in records for volume in record.spec.volumes)
     return frozenset(one.path for one in devices if one is not None and one.image)
 
 
 def held_volumes(records: Iterable[VmRecord]) -> dict[tuple[str, str], str]:
-    """Return the name of the VM that has a volume, by the volume's pool and folder."""
+    """Return the VM's name of each held volume, by the volume's pool and folder."""
     return {(ref.pool, ref.folder): vm.name for vm in records for ref in vm.volume_refs.values()}

@@ -32,7 +32,7 @@ _USB_PORTS = 15
 
 
 def targets(domain: Domain, kept: Addresses = NONE) -> dict[str, str]:
-    """Return libvirt's name of each disk, by the disk's name. `kept` are the addresses so far."""
+    """Return libvirt's name of each disk, by disk name. `kept` has the addresses so far."""
     addresses = assigned(domain, kept)
     return {disk.name: target(disk, addresses) for disk in domain.devices.disks}
 
@@ -45,7 +45,7 @@ def disk_elements(
 ) -> list[Element]:
     """Return an element for each disk, in the spec's order.
 
-    `default_order` has boot orders of disks without one in the spec.
+    `default_order` has boot orders for disks whose spec has no order.
     """
     threads = io_threads(domain).of_disks
     return [
@@ -63,22 +63,22 @@ def disk_elements(
 def hot_disk(disk: Disk, file: DiskSource, addresses: Addresses) -> Element:
     """Return the element of a disk that is attached to a running guest.
 
-    The disk has no boot order: in this run, the guest boots from its other disks. The disk gets an
-    I/O thread only at the next start, because the running domain may have no thread for it.
+    The disk gets its boot order and its I/O thread at the next start. The running domain may lack a
+    thread for the disk.
     """
     return _disk(disk, file, None, None, addresses)
 
 
 def volume_alias(name: str) -> str:
-    """Return the id of a volume's device. libvirt demands that it begins with `ua-`."""
+    """Return the id of a volume's device. libvirt demands the prefix `ua-`."""
     return f"ua-volume-{name}"
 
 
 def _address(disk: Disk, addresses: Addresses) -> Element:
-    """Return the address of a disk.
+    """Prevent libvirt's own choices by an explicit address.
 
-    All addresses are explicit. libvirt would otherwise add controllers on the root ports of the
-    NICs, or derive a SCSI address from the target's letter.
+    Without it, libvirt would add controllers on the NICs' root ports, or derive a SCSI address from
+    the target's letter.
     """
     if disk.bus in ON_PCI:
         return port_address(addresses, of_disk(disk.name))
@@ -91,12 +91,12 @@ def _address(disk: Disk, addresses: Addresses) -> Element:
 
 @dataclass(frozen=True, slots=True)
 class DriveState:
-    """The wanted state of a CD-ROM drive: its element, and the path of its medium (empty: none)."""
+    """The wanted state of a CD-ROM drive. `path` is the medium, or empty."""
 
     xml: str
     path: str
     force: bool
-    """True if the tray must open even if the guest has locked it."""
+    """True to open the tray even if the guest has locked it."""
 
 
 def drives(
@@ -105,9 +105,9 @@ def drives(
     default_order: Mapping[str, int],
     kept: Addresses = NONE,
 ) -> dict[str, DriveState]:
-    """Return the drives of a domain whose media can be changed, by target.
+    """Return the drives with exchangeable media, by target.
 
-    libvirt requires that each element equals the domain's own, except for the medium.
+    For a change, libvirt requires that only the medium differs from the domain's own element.
     """
     addresses = assigned(domain, kept)
     disks = domain.devices.disks
@@ -124,7 +124,7 @@ def drives(
 
 
 def media(record: VmRecord) -> dict[str, str]:
-    """Return the media of a VM's drives by name: the image, or the tray if it is not closed."""
+    """Return the image in each closed drive, or the tray's state, by drive name."""
     volumes = {volume.name: volume for volume in record.spec.volumes}
     found = {}
     for disk in filter(is_drive, record.spec.domain.devices.disks):
@@ -142,7 +142,7 @@ def _disk(
     thread: int | None,
     addresses: Addresses,
 ) -> Element:
-    """Return the element of a disk. Without a `file` it is an empty CD-ROM drive."""
+    """Without a `file`, the disk is an empty CD-ROM drive."""
     readonly = disk.readonly or disk.device == "cdrom"
     remote = file is not None and file.network is not None
     shared = file is not None and file.shared
@@ -188,7 +188,7 @@ def _type(file: DiskSource | None) -> str:
 
 
 def _alias(disk: Disk, file: DiskSource | None) -> Element | None:
-    """Return the id by which the agent finds the device again; None if libvirt may choose one."""
+    """Return the id by which the agent finds the device again; None to let libvirt choose."""
     if disk.bus is DiskBus.NVME:
         return el("alias", name=nvme_alias(disk))
     return el("alias", name=volume_alias(disk.name)) if file is not None and file.volume else None
@@ -197,8 +197,8 @@ def _alias(disk: Disk, file: DiskSource | None) -> Element | None:
 def _backing(file: DiskSource) -> Element:
     """Return the complete backing chain, so that libvirt never guesses a file's format (IMG-07).
 
-    libvirt must not change the owner of images and layers: it is root, and imaged could put other
-    files in their place. QEMU can read them anyway, because everyone may.
+    libvirt must not change owners of images and layers: imaged could put other files in their
+    place, and libvirt acts as root. QEMU can read these files, because everyone may.
     """
     chain = [(path, str(ImageFormat.QCOW2)) for path in file.layers]
     if file.backing_path:
@@ -216,7 +216,7 @@ def _backing(file: DiskSource) -> Element:
 
 
 def disk_controllers(domain: Domain, addresses: Addresses) -> list[Element]:
-    """Return a virtio-scsi controller if needed, and SATA ones for disks beyond q35's six ports."""
+    """Return the virtio-scsi controller if needed, and AHCI controllers beyond q35's own."""
     controllers = []
     if any(disk.bus is DiskBus.SCSI for disk in domain.devices.disks):
         controllers.append(scsi_controller(addresses, io_threads(domain).of_scsi))

@@ -1,8 +1,7 @@
 """Renders a record as libvirt's domain XML (https://libvirt.org/formatdomain.html).
 
-The domain suits Linux guests: q35, virtio devices, USB only for disks, and no sound. Its serial
-console is a UNIX socket. Of the values that clients write, the XML has only checked names, sizes
-and ids.
+The domain suits Linux guests: q35, virtio devices, USB only for disks, no sound. The only values of
+clients in the XML are checked names, sizes and ids.
 """
 
 from collections.abc import Mapping
@@ -45,7 +44,7 @@ def domain_name(uid: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DomainInputs:
-    """The values that a domain is rendered from. `disks` and `seeds` are by volume name."""
+    """The inputs of a domain's XML. `disks` and `seeds` are by volume name."""
 
     record: VmRecord
     disks: Mapping[str, DiskSource]
@@ -112,7 +111,7 @@ def _sysinfo(firmware: Firmware) -> Element | None:
 
 
 def _fw_cfg(ignition: Path | None) -> Element | None:
-    """Return the entry that Ignition reads. XML and QEMU's arguments have only its file's path."""
+    """Only the file's path is in the XML and in QEMU's arguments."""
     if ignition is None:
         return None
     return el("sysinfo", el("entry", name=IGNITION_ENTRY, file=str(ignition)), type="fwcfg")
@@ -180,13 +179,13 @@ def _devices(inputs: DomainInputs, addresses: Addresses) -> Element:
 def volume_files(
     disks: Mapping[str, DiskSource], seeds: Mapping[str, Path]
 ) -> dict[str, DiskSource]:
-    """Return the files of all volumes by name: disks, and ISOs with first-boot data."""
+    """Return the sources of disks and of ISOs with first-boot data, by volume name."""
     isos = {name: DiskSource(str(path), ImageFormat.RAW) for name, path in seeds.items()}
     return {**disks, **isos}
 
 
 def _serial(inputs: DomainInputs) -> Element:
-    """Return the console: a UNIX socket for one client, and a log file that libvirt writes."""
+    """The console is a UNIX socket for one client, and a log file that libvirt writes."""
     return el(
         "serial",
         el("source", mode="bind", path=str(inputs.console_socket)),
@@ -197,7 +196,7 @@ def _serial(inputs: DomainInputs) -> Element:
 
 
 def default_order(record: VmRecord) -> dict[str, int]:
-    """Return the boot order of the first volume with an image, after the NICs with an order.
+    """Return a boot order for the first volume with an image, after the NICs with an order.
 
     The result is empty if a disk has a boot order, or if no volume has an image.
     """

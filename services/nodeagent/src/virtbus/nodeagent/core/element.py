@@ -1,4 +1,4 @@
-"""Builds XML from elements: a value can only become text or an attribute (INJ-01)."""
+"""Builds XML from elements, so that a value can only become text or an attribute (INJ-01)."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,7 +8,8 @@ Element = ET.Element
 
 _MARKUP = {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 _QUOTED = {**_MARKUP, ord('"'): "&quot;", **{ord(one): f"&#{ord(one):02};" for one in "\r\n\t"}}
-"""The escapes of attributes. A parser would turn plain tabs and line ends there into blanks."""
+"""The escapes of attributes. A parser turns unescaped tabs and line ends in attributes into blanks.
+"""
 _needs_escape = re.compile('[&<>"\r\n\t]').search
 
 
@@ -35,10 +36,10 @@ def el(tag: str, *children: "Element | str | None", **attributes: "str | int | N
 
 
 def to_text(element: Element) -> str:
-    """Return an element as text, without white space between tags, which libvirt would parse.
+    """Return an element as text, without white space between tags.
 
-    Names are written as they are, so a name in a namespace needs a prefix, and the prefix a
-    declaration. ElementTree's writer takes twice as long.
+    A name in a namespace needs a prefix, and the caller must declare the prefix. This writer takes
+    half the time of ElementTree's, and libvirt parses less.
     """
     parts: list[str] = []
     _write(element, parts.append)

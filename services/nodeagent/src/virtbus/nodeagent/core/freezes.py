@@ -1,4 +1,4 @@
-"""Defines freezes of guests' file systems, the port that freezes, and the port that stores them."""
+"""Defines freezes of guests' file systems, and the ports that make and store freezes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,21 +18,24 @@ class FreezeFiles(Protocol):
     """The deadlines of frozen guests on disk."""
 
     async def keep(self, uid: str, frozen: Frozen) -> None:
-        """Store the freeze, durable on return; raises VirtbusError 503 `state_write`."""
+        """Store the freeze durably. Raises VirtbusError 503 `state_write`."""
 
     async def forget(self, uid: str) -> None:
-        """Remove the freeze; no effect without one. A failure is only logged."""
+        """Remove the freeze, if any. A failure is only logged."""
 
     async def all(self) -> Mapping[str, Frozen]:
-        """Return all freezes by uid. The deadline of an unreadable one is 0."""
+        """Return all freezes by uid. An unreadable freeze has the deadline 0."""
 
 
 FreezeChange = Literal["frozen", "extended", "thawed", "not thawed"]
-"""A report about a freeze. After "not thawed" the agent asks the guest to thaw again."""
+"""A report about a freeze. After "not thawed", the agent tries again."""
 
 
 class Freezes(Protocol):
-    """Freezes of the guests of this host. Each ends at its deadline, also if its client is gone."""
+    """Freezes of this host's guests.
+
+    Each freeze ends at its deadline, even if its client is gone.
+    """
 
     heard: Callable[[str, FreezeChange, str], None]
     """Called at each change of a freeze, with the guest's uid, the change and the reason."""
@@ -41,11 +44,11 @@ class Freezes(Protocol):
         """Return the freeze of a guest, or None."""
 
     async def freeze(self, uid: str, *, for_s: float, timeout_s: float) -> None:
-        """Freeze the guest for `for_s`, or set a new deadline if it is frozen.
+        """Freeze the guest for `for_s`, or set the new deadline of a frozen guest.
 
         Raises:
-            VirtbusError: the call failed. A guest that it may have frozen is thawed at once; a
-                guest that was frozen before keeps its deadline.
+            VirtbusError: the call failed. A guest that the call may have frozen is thawed at once.
+                A guest that was frozen before keeps its deadline.
         """
 
     async def thaw(self, uid: str, why: str, *, timeout_s: float) -> None:

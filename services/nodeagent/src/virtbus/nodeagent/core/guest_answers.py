@@ -1,7 +1,7 @@
 """Converts a guest agent's answers from libvirt's flat map (`virDomainGetGuestInfo`).
 
-The map's keys are `user.count`, `user.0.name` and so on. Its values come from the guest: they are
-shortened, and may be missing or of any type.
+The map's keys are `user.count`, `user.0.name` and so on. Its values come from the guest: they may
+be missing, of any type, and too long.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,9 @@ from virtbus.schemas.vm import VmRecord
 
 MOST_ITEMS = 64
 MOST_PARTS = 16
-"""The limit of a file system's disks, and of an interface's addresses."""
+"""The limit of disks per file system, and of addresses per interface."""
 MOST_BYTES = 256
-"""The limit of a text, in bytes. The three limits keep an answer below a message's 1 MiB."""
+"""The limit of a text. The three limits keep an answer below a message's 1 MiB."""
 
 Answers = Mapping[str, object]
 
@@ -35,11 +35,11 @@ def guest_info(answers: Answers) -> GuestInfo:
 def named_disks(
     info: GuestInfo, answers: Answers, record: VmRecord, addresses: Addresses
 ) -> GuestInfo:
-    """Return the answers with the disks' names in the spec.
+    """Add the disks' names in the spec to the answers.
 
-    `addresses` are those of the running guest. libvirt finds a disk by the controller and address
-    that the guest agent reports. The guest agent does not know USB controllers, so a USB disk is
-    found by its serial.
+    `addresses` has the addresses of the running guest. libvirt finds a disk by the controller and
+    address in the guest agent's report. The guest agent does not know USB controllers, so USB disks
+    are found by serial.
     """
     domain = record.spec.domain
     by_target = {target: name for name, target in targets(domain, addresses).items()}

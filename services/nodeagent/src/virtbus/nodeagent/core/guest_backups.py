@@ -1,6 +1,6 @@
-"""Describes backups and readings by the QEMU of a running guest, and the ports that begin them.
+"""Describes backups and readings by a running guest's QEMU, and defines the ports for both.
 
-In a backup, QEMU writes the disks to files. In a reading, QEMU serves them to a reader, as NBD.
+In a backup, QEMU writes the disks to files. In a reading, QEMU serves the disks as NBD.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,24 +18,23 @@ CHANGES = "changes"
 class PushState:
     """The state of a backup that QEMU writes to files.
 
-    `lost` means that the guest runs, and that libvirt knows neither a running backup nor the end of
-    one: a restart of libvirtd loses the end. `none` means that no guest runs.
+    `none` means that no guest runs. `lost` means that the guest runs, but libvirt knows no backup,
+    because a restart of libvirtd loses the result.
     """
 
     state: Literal["none", "running", "done", "failed", "lost"] = "none"
     done_bytes: int = 0
     total_bytes: int = 0
     why: str = ""
-    """The reason for a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bitmap:
-    """A dirty bitmap of a disk, as QEMU describes it."""
+    """QEMU's description of a disk's dirty bitmap."""
 
     name: str
     usable: bool
-    """True if it has all writes since it was made, and survives a stop of the guest."""
+    """True if the bitmap has all writes since its creation, and survives a stop of the guest."""
 
 
 def common_bitmaps(disks: Collection[Collection[Bitmap]]) -> frozenset[str]:
@@ -45,10 +44,10 @@ def common_bitmaps(disks: Collection[Collection[Bitmap]]) -> frozenset[str]:
 
 
 def backup_xml(xml: str, files: Mapping[str, str], since: str) -> str:
-    """Return libvirt's request to write disks to `files`, by target, for the domain of `xml`.
+    """Return libvirt's request to write disks of the domain `xml` to `files`, by target.
 
-    With `since`, the name of a bitmap, QEMU writes only data that is newer than the bitmap. The
-    request excludes the other disks by name. Otherwise libvirt would choose files for them.
+    With the bitmap `since`, QEMU writes only data that is newer than the bitmap. The request
+    excludes the other disks by name, because libvirt would choose files for unnamed disks.
     """
     request = ET.Element("domainbackup", mode="push")
     if since:
@@ -67,11 +66,11 @@ def backup_xml(xml: str, files: Mapping[str, str], since: str) -> str:
 def reading_xml(
     xml: str, files: Mapping[str, str], exports: Mapping[str, str], since: str, socket: str
 ) -> str:
-    """Return libvirt's request to serve disks as NBD on a UNIX socket, for the domain of `xml`.
+    """Return libvirt's request to serve disks of the domain `xml` as NBD on a UNIX socket.
 
-    QEMU saves data that the guest overwrites meanwhile in `files`, by target. `exports` are the
-    names of the exports, by target. With `since`, the name of a bitmap, each export has a bitmap
-    CHANGES that marks the data that is newer than `since`.
+    `files`, by target, are for old data of blocks that the guest overwrites meanwhile. `exports`
+    has the exports' names, by target. With the bitmap `since`, each export has a bitmap CHANGES
+    that marks data newer than `since`.
     """
     request = ET.Element("domainbackup", mode="pull")
     if since:
@@ -93,15 +92,15 @@ def reading_xml(
 
 
 def served_socket(xml: str) -> str:
-    """Return the socket in libvirt's XML of a backup; empty if the backup serves no disks."""
+    """Return the socket in libvirt's XML of a reading; empty for a backup to files."""
     server = ET.fromstring(xml).find("server")  # noqa: S314  from libvirtd
     return "" if server is None else server.get("socket", "")
 
 
 def checkpoint_xml(xml: str, targets: Collection[str], bitmap: str, about: str = "") -> str:
-    """Return libvirt's request to make a bitmap in the disks `targets` at the same instant.
+    """Return libvirt's request to make a bitmap in the disks `targets` at one instant.
 
-    libvirt keeps the description `about`.
+    libvirt stores the description `about`.
     """
     request = ET.Element("domaincheckpoint")
     ET.SubElement(request, "name").text = bitmap
@@ -127,33 +126,33 @@ def _targets(xml: str) -> list[str]:
 
 
 class GuestBackupPort(Protocol):
-    """Lets the QEMU of a running guest write backups. Errors are as those of `Hypervisor`."""
+    """Lets the QEMU of a running guest write backups. Raises VirtbusError as `Hypervisor` does."""
 
     async def bitmaps(
         self, uid: str, targets: Collection[str], prefix: str = BITMAP, about: str = ""
     ) -> frozenset[str]:
-        """Return the bitmaps that a backup of the disks `targets` can rest on.
+        """Return the bitmaps on which a backup of the disks `targets` can rest.
 
-        Their names begin with `prefix`. QEMU reports each bitmap as usable in all these disks.
-        libvirt knows a checkpoint of the same name, with the description `about`.
+        Each name begins with `prefix`. QEMU reports each bitmap as usable in all these disks.
+        libvirt has a checkpoint of the same name with the description `about`.
         """
 
     async def begin(self, uid: str, files: Mapping[str, str], since: str, bitmap: str) -> None:
-        """Let QEMU write the disks as they are now to `files`, by target, and make `bitmap`.
+        """Let QEMU write the present content of disks to `files`, by target, and make `bitmap`.
 
-        With `since`, the name of a bitmap, QEMU writes only data that is newer than the bitmap.
+        With the bitmap `since`, QEMU writes only data that is newer than the bitmap.
         """
 
     async def progress(self, uid: str) -> PushState:
-        """Return the state of the last backup; `none` if the guest has ended."""
+        """Return the state of the last backup."""
 
     async def abort(self, uid: str) -> None:
-        """End a backup that is being written; no effect without one."""
+        """End a running backup, if any."""
 
     async def keep_only(
         self, uid: str, bitmaps: Collection[str] | None, drop: str = "", prefix: str = BITMAP
     ) -> None:
-        """Remove the bitmaps whose names begin with `prefix`, except `bitmaps`.
+        """Remove the bitmaps with `prefix` that are not in `bitmaps`.
 
         If `bitmaps` is None, remove only the bitmap `drop`.
         """
@@ -165,30 +164,32 @@ class Reading:
 
     id: str
     files: Mapping[str, str]
-    """The agent's names of the files for overwritten blocks, by target."""
+    """The agent's file names for overwritten blocks, by target."""
     exports: Mapping[str, str]
     """The names of the NBD exports, by target."""
     since: str
-    """The bitmap of the earlier reading, or empty."""
+    """The earlier reading's bitmap, or empty."""
     bitmap: str
-    """The bitmap that is made when the reading begins."""
+    """The bitmap that begins with this reading."""
     about: str = ""
     """The bitmap's description, which names the volumes of the disks."""
 
 
 class GuestReadPort(Protocol):
-    """Lets the QEMU of a running guest serve its disks. Errors are as those of `Hypervisor`."""
+    """Lets the QEMU of a running guest serve its disks.
+
+    Raises VirtbusError as `Hypervisor` does.
+    """
 
     async def begin(self, uid: str, reading: Reading) -> None:
-        """Let QEMU serve the disks, as they are now, on a socket of QEMU's user."""
+        """Let QEMU serve the disks' present content on a socket of QEMU's user."""
 
     async def served(self, uid: str, reading: str) -> bool:
-        """Return True while QEMU serves the reading, also if an earlier agent began it."""
+        """Return True while QEMU serves the reading, even a reading of an earlier agent."""
 
     async def end(self, uid: str, reading: str = "", *, off: bool = False) -> bool:
-        """End the server of a reading, and remove its socket. The bitmap stays.
+        """End QEMU's server of a reading, and remove its socket. The bitmap stays.
 
-        An empty `reading` means the server of any reading. The server of another reading stays.
-        Return False if the server may still run: libvirt does not know the guest, and the caller
-        does not know that the guest is `off`.
+        An empty `reading` means any reading. Return False if the server may still run: libvirt does
+        not know the guest, and the guest is not known as `off`.
         """

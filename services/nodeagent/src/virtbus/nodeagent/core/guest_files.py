@@ -16,7 +16,7 @@ _MOUNT = (
     'echo "$4" >/dev/console'
 )
 _SELF = "127.0.1.1"
-"""The address of a host's own name, as Debian and cloud-init have it."""
+"""The address of a host's own name in Debian and cloud-init."""
 _BEGIN, _END = "# begin of the host aliases of virtbus", "# end of the host aliases of virtbus"
 _ALIASES = (
     "[ -e /etc/hosts ] || : >/etc/hosts; "
@@ -25,7 +25,8 @@ _ALIASES = (
     '{ sed "/^$2$/,/^$3$/d" "$file"; printf "%s\\n" "$2" "$1" "$3"; } >"$file.virtbus" && '
     'mv "$file.virtbus" "$file"; done'
 )
-"""A script that replaces virtbus' lines in /etc/hosts, and in cloud-init's templates for it."""
+"""A script that replaces virtbus' lines in /etc/hosts and in cloud-init's templates of /etc/hosts.
+"""
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]*")
 _SPECIAL = re.compile(r'(["\\$`])')
 _LINKS = {
@@ -37,14 +38,13 @@ _LINKS = {
     (DiskBus.USB, "disk"): "usb-QEMU_QEMU_HARDDISK_{}-0:0",
     (DiskBus.NVME, "disk"): "nvme-QEMU_NVMe_Ctrl_{}",
 }
-"""udev's names of a disk below /dev/disk/by-id, with its serial; measured in Debian 12."""
+"""udev's names of a disk below /dev/disk/by-id, for a serial; measured in Debian 12."""
 
 
 def cloud_config_lists(seed: CloudInit, devices: Devices) -> dict[str, list[Any]]:
-    """Return the lists that virtbus appends to the lists of the user's cloud-config.
+    """Return the lists that virtbus appends to the user's cloud-config.
 
-    They are `write_files`, `mounts`, `fs_setup` for empty disks, and `bootcmd` for host aliases,
-    links and directories.
+    `fs_setup` is for empty disks; `bootcmd` is for host aliases, links and shared directories.
     """
     files = [_file(one) for one in seed.write_files]
     if seed.environment:
@@ -66,10 +66,10 @@ def cloud_config_lists(seed: CloudInit, devices: Devices) -> dict[str, list[Any]
 
 
 def environment_file(values: Mapping[str, str]) -> str:
-    """Return lines of KEY=value that a shell and systemd's EnvironmentFile read alike.
+    """Return lines of KEY=value that a shell and systemd's EnvironmentFile read equally.
 
-    Values other than simple words are in double quotes. Inside these, a shell and systemd know the
-    same four escapes.
+    Double quotes enclose all values other than simple words. In double quotes, a shell and systemd
+    know the same four escapes.
     """
     return "".join(f"{name}={_quoted(value)}\n" for name, value in values.items())
 
@@ -81,7 +81,7 @@ def _quoted(value: str) -> str:
 
 
 def _file(file: GuestFile) -> dict[str, Any]:
-    """Return an entry of `write_files`, in base64, so cloud-init takes any content as it is."""
+    """Base64 keeps cloud-init from changing the content."""
     entry: dict[str, Any] = {
         "path": file.path,
         "encoding": "b64",
@@ -90,7 +90,7 @@ def _file(file: GuestFile) -> dict[str, Any]:
         "owner": file.owner,
     }
     if file.owner.partition(":")[0] != "root":
-        entry["defer"] = True  # until cloud-init has made the users
+        entry["defer"] = True  # until after the creation of users
     return entry
 
 
@@ -98,8 +98,8 @@ def _mounts(mounts: Sequence[GuestMount], disks: Mapping[str, Disk]) -> Iterator
     for mount in mounts:
         disk = disks.get(mount.volume)
         if disk is None:
-            continue  # the volume is a shared directory, or an update has removed the disk
-        # cloud-init adds the partition's number itself, and ignores a device named …-part1
+            continue  # a shared directory, or an update has removed the disk
+        # cloud-init itself adds the partition's number, and ignores a device named …-part1
         device = device_path(disk) + (f".{mount.partition}" if mount.partition else "")
         yield [device, mount.path, mount.filesystem, mount.options, "0", "0"]
 
@@ -107,9 +107,9 @@ def _mounts(mounts: Sequence[GuestMount], disks: Mapping[str, Disk]) -> Iterator
 def _directories(mounts: Sequence[GuestMount], tags: Collection[str]) -> Iterator[list[str]]:
     """Yield the commands that mount shared directories at each boot.
 
-    cloud-init ignores a tag in its list `mounts`, because a tag is no block device (shown with
-    cloud-init 22.4). A failure is only printed on the console, so that a guest without the kernel
-    module still boots.
+    cloud-init ignores tags in its list `mounts`, because a tag is no block device (tested with
+    22.4). A failure only prints a line on the console, so that a guest without the kernel module
+    still boots.
     """
     for mount in mounts:
         if mount.volume not in tags:
@@ -125,9 +125,9 @@ def _directories(mounts: Sequence[GuestMount], tags: Collection[str]) -> Iterato
 def _file_systems(
     mounts: Sequence[GuestMount], disks: Mapping[str, Disk]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the entries of `fs_setup`, one for each disk on which a mount makes a file system.
+    """Yield an entry of `fs_setup` for each disk that needs a file system.
 
-    With the partition `any`, cloud-init leaves a file system of the same type as it is.
+    With the partition `any`, cloud-init keeps an existing file system of the same type.
     """
     made = {mount.volume: mount.filesystem for mount in mounts if mount.make_filesystem}
     for name, filesystem in made.items():
@@ -137,17 +137,16 @@ def _file_systems(
 
 
 def _own_names(seed: CloudInit) -> Iterator[HostAlias]:
-    """Yield the line of /etc/hosts by which a guest finds its fully qualified name."""
     if seed.fqdn:
         names = dict.fromkeys((seed.fqdn, seed.fqdn.partition(".")[0]))
         yield HostAlias(ip=_SELF, hostnames=tuple(names))
 
 
 def _host_aliases(aliases: Sequence[HostAlias]) -> Iterator[list[str]]:
-    """Yield the command that writes the aliases into /etc/hosts, at each boot.
+    """Yield the command that writes the aliases into /etc/hosts at each boot.
 
-    The command also writes them into cloud-init's template: with `manage_etc_hosts`, cloud-init
-    later replaces the file by its template, at each boot.
+    The command also changes cloud-init's template, because `manage_etc_hosts` later replaces
+    /etc/hosts by the template.
     """
     if aliases:
         lines = "\n".join("\t".join((one.ip, *one.hostnames)) for one in aliases)
@@ -167,14 +166,14 @@ def device_path(disk: Disk) -> str:
 
 
 def udev_serial(disk: Disk) -> str:
-    """Return the disk's serial as udev in a guest has it, which may include the disk's model.
+    """Return the disk's serial in the guest's udev, which may include the disk's model.
 
-    The name of the disk's link in /dev/disk/by-id is a bus, a hyphen and this serial.
+    The disk's link in /dev/disk/by-id is named `<bus>-<this serial>`.
     """
     return _link(disk).partition("-")[2]
 
 
 def _link(disk: Disk) -> str:
-    # a CD-ROM on virtio is rendered as a disk
+    # a CD-ROM on virtio becomes a disk
     kind = "disk" if disk.bus is DiskBus.VIRTIO else disk.device
     return _LINKS[disk.bus, kind].format(disk.guest_serial)

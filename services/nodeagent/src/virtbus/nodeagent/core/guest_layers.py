@@ -1,4 +1,4 @@
-"""Describes the files that the disks of a running guest use, and the port that changes them."""
+"""Describes the files of a running guest's disks, and defines the port that changes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,26 +20,25 @@ class GuestLayers:
     """The files of a running guest's disks."""
 
     used: Mapping[str, int] = field(default_factory=dict)
-    """The sizes in bytes that the guest sees, by the files that QEMU's devices use."""
+    """The guest-visible size in bytes of each file that QEMU's devices use."""
     named: Mapping[str, str] = field(default_factory=dict)
-    """The files of writable disks that libvirt's XML names, by target."""
+    """The files of writable disks in libvirt's XML, by target."""
     below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The files below each disk in libvirt's XML, from the top, by target."""
     used_below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The files below each used file, from the top, as QEMU says."""
+    """QEMU's list of the files below each used file, from the top."""
     inodes: Mapping[str, int] = field(default_factory=dict)
-    """The inode numbers of the used files."""
 
     @property
     def differs(self) -> bool:
-        """Return True if libvirt's XML is old: it names a file that QEMU does not use."""
+        """True if libvirt's XML is outdated: it names a file that QEMU does not use."""
         return not set(self.named.values()) <= self.used.keys()
 
     def layers(self, target: str) -> tuple[str, ...]:
         """Return the files between a disk and its image, as QEMU reports them.
 
-        If there are such files, libvirt's XML must name the same files, because a copy finds its
-        files by the XML.
+        libvirt's XML must agree about these files, because a copy (`pull`) finds its files by the
+        XML.
 
         Raises:
             VirtbusError: 409 `layers_differ`: libvirt's XML names other files than QEMU uses.
@@ -54,17 +53,16 @@ class GuestLayers:
         return layers
 
     def image(self, target: str) -> str:
-        """Return the image below a disk in libvirt's XML; empty without one."""
         below = self.below.get(target, ())
         return below[-1] if below and is_image(below[-1]) else ""
 
     def uses(self, files: Mapping[str, str]) -> bool:
-        """Return True if QEMU uses all of the files; False if there are none."""
+        """Return True if QEMU uses all of `files`; False for no files."""
         return bool(files) and set(files.values()) <= self.used.keys()
 
 
 def layers_differ() -> VirtbusError:
-    """Return 409 `layers_differ`: libvirt would change a file that the guest does not use."""
+    """Return 409 `layers_differ`: libvirt would change a file that the guest no longer uses."""
     return VirtbusError(Code.CONFLICT, "layers_differ", DIFFERS)
 
 
@@ -77,7 +75,7 @@ def is_image(path: str) -> bool:
 
 
 def named_files(xml: str) -> dict[str, str]:
-    """Return the files of the writable disks in the XML of a running domain, by target."""
+    """Return the files of writable disks in a running domain's XML, by target."""
     found = {}
     for disk in ET.fromstring(xml).iterfind("devices/disk"):  # noqa: S314  from libvirtd
         source, target = disk.find("source"), disk.find("target")
@@ -89,9 +87,9 @@ def named_files(xml: str) -> dict[str, str]:
 
 
 def source_indexes(xml: str) -> dict[str, dict[str, str]]:
-    """Return the files of each disk, from the top, with libvirt's indexes of them, by target.
+    """Return the files of each disk, from the top, with libvirt's index of each file, by target.
 
-    An index is part of the name of a file's node in QEMU.
+    QEMU's node name of a file contains the index.
     """
     found = {}
     for disk in ET.fromstring(xml).iterfind("devices/disk"):  # noqa: S314  from libvirtd
@@ -106,14 +104,15 @@ def source_indexes(xml: str) -> dict[str, dict[str, str]]:
 
 
 def files_below(xml: str) -> dict[str, tuple[str, ...]]:
-    """Return the files below each disk in the XML of a running domain, from the top, by target."""
+    """Return the files below each disk in a running domain's XML, from the top, by target."""
     return {target: (*files,)[1:] for target, files in source_indexes(xml).items()}
 
 
 def switch_xml(xml: str, files: Mapping[str, str]) -> str:
-    """Return libvirt's request to let the domain of `xml` continue in `files`, by target.
+    """Return libvirt's request to let the domain `xml` continue in `files`, by target.
 
-    The request excludes the other disks by name. Otherwise libvirt would choose files for them.
+    The request excludes the other disks by name, because libvirt would choose files for unnamed
+    disks.
     """
     request = ET.Element("domainsnapshot")
     disks = ET.SubElement(request, "disks")
@@ -129,32 +128,32 @@ def switch_xml(xml: str, files: Mapping[str, str]) -> str:
 
 
 class GuestLayerPort(Protocol):
-    """Changes the files of running guests' disks. Errors are as those of `Hypervisor`."""
+    """Changes the files of running guests' disks. Raises VirtbusError as `Hypervisor` does."""
 
     async def look(self, uid: str) -> GuestLayers | None:
-        """Return the files that the guest uses now; None if libvirt says that no guest runs.
+        """Return the files that the guest uses now; None if libvirt reports no running guest.
 
-        The answer waits for a switch that is in progress, also one of an earlier agent.
+        The answer waits for a running switch, even a switch of an earlier agent.
         """
 
     async def switch(self, uid: str, files: Mapping[str, str]) -> None:
-        """Let the guest continue in `files`, by target, from one instant on.
+        """Let all disks continue in `files`, by target, at one instant.
 
-        After an error, only `look` tells which files the guest uses.
+        After an error, `look` shows which files the guest uses.
         """
 
     async def pull(self, uid: str, target: str, base: str) -> None:
-        """Begin to copy the files below a disk into the disk, down to `base`, which is not copied.
+        """Begin to copy the files below a disk into the disk, down to but without `base`.
 
-        An empty `base` means that all files are copied. After the copy, a call of `pulls` flushes
-        the disk, and lets it no longer use the copied files.
+        An empty `base` copies all files. After the copy, a call of `pulls` flushes the disk and
+        detaches the copied files.
         """
 
     async def pulls(self, uid: str) -> Mapping[str, tuple[int, int]]:
-        """Let disks no longer use layers that `pull` has copied; return the other copies' progress.
+        """Detach the layers that `pull` has copied, and return the progress of the other copies.
 
-        The progress is the bytes done and the bytes in all, by target.
+        The progress is the bytes done and the total bytes, by target.
         """
 
     async def end_pulls(self, uid: str) -> None:
-        """End all copies of `pull` for a guest; no effect without one."""
+        """End all copies of `pull` for a guest."""

@@ -1,8 +1,7 @@
-"""Reads the NICs of a running guest from its domain, and renders NICs that are to be plugged.
+"""Reads a running guest's NICs from its domain, and renders NICs for hot-plug.
 
-vmwrapper adds the NICs that a guest has at its start. libvirt does not know these, so the domain's
-metadata names them. libvirt itself adds NICs that are plugged later. The alias of such a NIC
-contains the NIC's name.
+vmwrapper adds the NICs of a guest's start. libvirt does not know these NICs, so the domain's
+metadata names them. libvirt itself plugs later NICs, and their aliases contain their names.
 """
 
 from collections.abc import Mapping
@@ -18,12 +17,12 @@ from virtbus.schemas.nic_work import NicDone
 from virtbus.schemas.vm import Interface, VmRecord
 
 _ALIAS = "ua-nic-"
-"""The prefix of the agent's aliases. libvirt demands that they begin with `ua-`."""
+"""The prefix of the agent's aliases. libvirt demands `ua-`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuestNic:
-    """A NIC of a running guest: the id of its device in QEMU, and the hash of its properties."""
+    """A running guest's NIC: its QEMU device id, and the hash of its properties."""
 
     device: str
     hardware: str
@@ -31,21 +30,21 @@ class GuestNic:
 
 @dataclass(frozen=True, slots=True)
 class DomainNics:
-    """The NICs in a domain: those of its start in order, and those plugged since, by name."""
+    """The NICs in a domain: those of its start, in order, and later plugged NICs, by name."""
 
     started: tuple[tuple[str, GuestNic], ...]
     plugged: Mapping[str, GuestNic]
     free_ports: tuple[int, ...]
-    """Root ports without a device. The ports of the NICs at the start never count as free."""
+    """Root ports without a device. Ports of the start's NICs never count as free."""
 
     def started_as(self, name: str) -> int | None:
-        """Return the number of the NIC `name` at the guest's start; None if it was not there."""
+        """Return the NIC's number at the guest's start; None for a later NIC."""
         return next((at for at, (one, _) in enumerate(self.started) if one == name), None)
 
     def present(self, reported: Mapping[str, PlugState]) -> dict[str, GuestNic]:
-        """Return the NICs that the guest has, by name. `reported` are the states that netd reports.
+        """Return the guest's NICs, by name. `reported` has netd's states.
 
-        A NIC of the start counts only with the state `plugged` or `leaving`.
+        A NIC of the start counts only in the state `plugged` or `leaving`.
         """
         kept = {
             name: nic
@@ -56,7 +55,7 @@ class DomainNics:
 
 
 def at_start(record: VmRecord) -> dict[str, GuestNic]:
-    """Return the NICs of a guest that has just been started for `record`, by name."""
+    """Return the NICs of a guest that was just started for `record`, by name."""
     nics = enumerate(record.spec.domain.devices.interfaces)
     return {nic.name: GuestNic(nic_id(index), hardware_hash(nic)) for index, nic in nics}
 
@@ -94,9 +93,9 @@ def alias_of(nic: Interface) -> str:
 
 
 def interface_xml(nic: Interface, made: NicDone, port: int) -> str:
-    """Return libvirt's device of a NIC on root port `port`, with the tap that netd has lent.
+    """Return libvirt's device of a NIC on root port `port`, with the tap from netd's `lend`.
 
-    The NIC has no option ROM, because its boot order takes effect only at the guest's next start.
+    The NIC has no option ROM, because its boot order takes effect at the guest's next start.
     """
     virtio = nic.model is NicModel.VIRTIO
     interface = el(
@@ -125,5 +124,8 @@ def interface_xml(nic: Interface, made: NicDone, port: int) -> str:
 
 
 def states(reported: tuple[InterfaceStatus, ...]) -> dict[str, PlugState]:
-    """Return the states of interfaces by name. Of two with one name, the one that leaves counts."""
+    """Return the states of interfaces by name.
+
+    Of two interfaces with one name, the leaving one counts.
+    """
     return {one.name: one.plug for one in sorted(reported, key=lambda one: one.plug == "leaving")}

@@ -1,4 +1,4 @@
-"""Defines the ports by which the agent uses the guest agents inside its guests."""
+"""Defines the ports to the guest agents inside guests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ from virtbus.schemas.guest import GuestExecuted, GuestQuestion
 
 
 class GuestAgents(Protocol):
-    """QEMU's guest agent inside our guests."""
+    """QEMU's guest agent inside virtbus' guests."""
 
     async def ask(
         self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
@@ -24,19 +24,19 @@ class GuestAgents(Protocol):
         """Freeze the guest's file systems within `timeout_s`; return False if no guest runs.
 
         Raises:
-            VirtbusError: 409 `guest_frozen`: the guest was frozen already.
+            VirtbusError: 409 `guest_frozen`: the guest was frozen before.
                 409 `guest_agent_refused`: the guest agent refuses.
-                The errors of `ask` except `domain_state`.
-                After `guest_frozen`, `guest_agent_refused` and `guest_agent_absent`, this call has
-                not frozen the guest. After other errors the guest may be frozen.
+                The errors of `ask` without `domain_state`. After `guest_frozen`,
+                `guest_agent_refused` and `guest_agent_absent`, this call has frozen nothing. After
+                any other error, the guest may be frozen.
         """
 
     async def thaw(self, uid: str, *, timeout_s: float) -> bool:
-        """Thaw the guest's file systems; return False if no guest runs. Raises as `freeze`."""
+        """Thaw the guest's file systems. Return False if no guest runs. Raises as `freeze`."""
 
 
 class GuestPrograms(GuestAgents, Protocol):
-    """QEMU's guest agent as a way to run programs."""
+    """QEMU's guest agent as a runner of programs."""
 
     async def execute(self, uid: str, words: Sequence[str], *, timeout_s: float) -> GuestExecuted:
         """Run a program in the guest, and wait for its end; kill it after `timeout_s`.

@@ -1,7 +1,7 @@
-"""Decides with one table if this agent may take its node's instance key.
+"""Decides by a table if this agent may take its node's instance key.
 
-A new instance of an agent may replace an earlier one only on the same host. If the heartbeat of the
-node is missing, another host still does not get the node: the guests of a host that is cut off keep
+An agent's new instance may replace an earlier instance only on the same host. Another host never
+gets the node by itself, not even without a heartbeat, because the guests of a cut-off host keep
 running (ADR 0031).
 """
 
@@ -18,13 +18,13 @@ class InstanceAction(StrEnum):
 
     TAKE = "take"
     WAIT = "wait"
-    """The earlier instance may still run: check again soon."""
+    """Check again soon: the earlier instance may still run."""
     REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """This instance of the agent. `earlier_lives` are earlier instances on its state folder."""
+    """This instance of the agent. `earlier_lives` has the earlier instances on its state folder."""
 
     instance: str
     host: HostMarks
@@ -39,26 +39,27 @@ class InstanceSignals(NamedTuple):
     me: Me
     record: HostRecord | None
     holder: Instance | None
-    """The value of the instance key; None if there is none."""
+    """The value of the instance key; None without the key."""
     revision: int
-    """The key's revision, even if it was purged; 0 if it never existed."""
+    """The key's revision, also after a purge; 0 if the key never existed."""
     heard: bool
-    """True if the holder may still run: its heartbeat exists and does not say that it left, or has
-    been missing for only a few seconds."""
+    """True if the holder may still run: its heartbeat exists without a farewell, or has been
+    missing for only a few seconds.
+    """
     holding: bool = False
-    """True if this instance already held the key, and found it changed."""
+    """True if this instance held the key, and found the key changed."""
 
     @property
     def unreadable(self) -> bool:
-        """Return True if the key's value names no instance."""
+        """True if the key's value names no instance."""
         return self.holder is not None and not self.holder.instance
 
     @property
     def damaged(self) -> bool:
-        """Return True if this instance held the key, and its value became unreadable.
+        """True if this instance held the key, and the value became unreadable.
 
-        No agent writes such a value, so this instance may write the key again. But if the host
-        record has a takeover by another instance, even an outdated one, a person decides again.
+        No agent writes such a value, so this instance may repair the key. If the host record has a
+        takeover by another instance, even an outdated takeover, a person must decide instead.
         """
         word = self.record.takeover if self.record is not None else None
         own = {self.me.instance, *self.me.earlier_lives}
@@ -66,13 +67,13 @@ class InstanceSignals(NamedTuple):
 
     @property
     def granted(self) -> bool:
-        """Return True if a person gave the node to this instance and the key is unchanged since."""
+        """True if a person gave the node to this instance, and the key is unchanged since."""
         word = self.record.takeover if self.record is not None else None
         return word is not None and word.instance == self.me.instance and word.over == self.revision
 
     @property
     def other_host(self) -> bool:
-        """Return True if the host record or the key names another host."""
+        """True if the host record or the key names another host."""
         owners = (
             self.record.host if self.record is not None else None,
             self.holder.host if self.holder is not None and not self.unreadable else None,
@@ -81,17 +82,17 @@ class InstanceSignals(NamedTuple):
 
     @property
     def stranger(self) -> bool:
-        """Return True if this state folder, a copy or a restored one, does not know the holder."""
+        """True if this state folder, which was copied or restored, does not know the holder."""
         return self.holder is not None and self.holder.instance not in self.me.earlier_lives
 
     @property
     def same_boot(self) -> bool:
-        """Return True if the holder ran in the current boot of this host."""
+        """True if the holder ran in the current boot of this host."""
         return self.holder is not None and bool(self.me.boot) and self.holder.boot == self.me.boot
 
     @property
     def copied(self) -> bool:
-        """Return True if the holder ran in the current boot with another state folder."""
+        """True if the holder ran in the current boot, with another state folder."""
         return self.same_boot and self.holder is not None and self.holder.folder != self.me.folder
 
 
@@ -115,7 +116,7 @@ ROWS: tuple[tuple[Callable[[InstanceSignals], bool], InstanceAction, str], ...] 
         lambda s: s.same_boot,
         InstanceAction.TAKE,
         "",
-    ),  # this process has the state folder's lock, so the holder has ended
+    ),  # the holder has ended: this process has the state folder's lock
     (lambda s: s.heard, InstanceAction.WAIT, "its last agent may still run: it was heard just now"),
     (lambda _: True, InstanceAction.TAKE, ""),
 )
@@ -128,7 +129,7 @@ def judge(signs: InstanceSignals) -> tuple[InstanceAction, str]:
 
 
 def replaced(me: Me, record: HostRecord | None) -> bool:
-    """Return True if a person gave the node to another host than this one."""
+    """Return True if a person gave the node to another host."""
     return (
         record is not None
         and record.takeover is not None

@@ -1,4 +1,4 @@
-"""Assigns QEMU's I/O threads to virtio disks and the SCSI controller. Other devices get none."""
+"""Assigns QEMU's I/O threads to virtio disks and the SCSI controller."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ _SCSI = ""
 
 
 class IoThreadPlan(NamedTuple):
-    """The number of a domain's I/O threads, and the thread (from 1) of each disk and of SCSI."""
+    """A domain's number of I/O threads, and the thread (from 1) of each virtio disk and SCSI."""
 
     total: int
     of_disks: Mapping[str, int]
@@ -20,7 +20,7 @@ class IoThreadPlan(NamedTuple):
 
 
 def io_threads(domain: Domain) -> IoThreadPlan:
-    """Return the threads of a domain: first the shared threads, then those of single disks."""
+    """Number the shared threads first, and then the threads of single disks."""
     virtio = [disk for disk in domain.devices.disks if disk.bus is DiskBus.VIRTIO]
     own = [disk.name for disk in virtio if disk.dedicated_io_thread]
     sharers = [disk.name for disk in virtio if not disk.dedicated_io_thread]

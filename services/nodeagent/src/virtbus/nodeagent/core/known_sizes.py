@@ -1,13 +1,13 @@
-"""Keeps the sizes of volumes' data that the server of a pool has reported, with their age.
+"""Keeps the sizes of volumes' data from a pool's server, with their age.
 
-A place has the data of one volume: an export, a unit, an image or a file (ADR 0060).
+A *place* has one volume's data: an export, a unit, an image or a file (ADR 0060).
 """
 
 from collections.abc import Mapping
 
 
 class KnownSizes:
-    """The last reported size of each place. A place without a report is missing."""
+    """The last reported size of each place."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
@@ -16,16 +16,16 @@ class KnownSizes:
         self._asked_ns = 0
 
     def confirm(self, sizes: Mapping[str, int], now_ns: int) -> None:
-        """Note the sizes that the server gave at `now_ns`, when it was asked about all places."""
+        """Note the sizes in the server's answer at `now_ns` to a request for all places."""
         self._asked_ns = now_ns
         self.bytes |= sizes
         self._confirmed_ns |= dict.fromkeys(sizes, now_ns)
 
     def confirmed_ns(self, *, away: bool) -> int:
-        """Return the time in ns at which the oldest outdated size was confirmed; 0 if none is.
+        """Return the time in ns of the oldest outdated size's confirmation, or 0.
 
-        A size is outdated if the last question did not confirm it. While the server is `away`, all
-        sizes are outdated.
+        A size is outdated if the last request did not confirm the size. While the server is `away`,
+        all sizes are outdated.
         """
         times = self._confirmed_ns.values()
         return min((at for at in times if away or at < self._asked_ns), default=0)

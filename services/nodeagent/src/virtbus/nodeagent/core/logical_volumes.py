@@ -1,8 +1,8 @@
-"""Names LVM's logical volumes for volumes, builds LVM's commands, and reads LVM's reports.
+"""Names LVM's logical volumes, builds LVM's commands, and reads LVM's reports.
 
-A logical volume of virtbus has two tags (ADR 0088): `virtbus`, and `virtbus.volume=POOL/FOLDER`,
-which names its volume. Once its content is complete, it also has `virtbus.filled=BYTES/OPERATION`.
-LVM writes all tags of one command at once, so no crash leaves only some of them.
+A logical volume of virtbus has the tag `virtbus`, and `virtbus.volume=POOL/FOLDER` with the name of
+its volume (ADR 0088). Once its content is complete, it also has `virtbus.filled=BYTES/OPERATION`.
+LVM writes all tags of one command at once, so a crash leaves all of them or none.
 """
 
 import hashlib
@@ -32,16 +32,16 @@ class LogicalVolume:
     tags: tuple[str, ...] = ()
     thin_pool: str = ""
     used_ratio: float = 0.0
-    """The part of a thin pool that has data, from 0 to 1."""
+    """The used share of a thin pool, from 0 to 1."""
 
     @property
     def volume(self) -> str:
-        """Return `pool/folder` of the volume; empty for a logical volume that is not ours."""
+        """`pool/folder` of the volume; empty for a foreign logical volume."""
         return _after(self.tags, _VOLUME) if OURS in self.tags else ""
 
     @property
     def filled(self) -> tuple[int, str]:
-        """Return the number of bytes of complete content or 0, and the operation that wrote it."""
+        """The bytes of complete content, or 0, and the operation that wrote them."""
         size, _, operation = _after(self.tags, _FILLED).partition("/")
         return (int(size) if size.isdecimal() else 0), operation
 
@@ -54,7 +54,7 @@ LogicalVolumes = Sequence[LogicalVolume]
 
 
 def of_pool(volumes: LogicalVolumes, name: str) -> Iterator[tuple[str, LogicalVolume]]:
-    """Yield the folders of the volumes of a pool, with their logical volumes."""
+    """Yield folder and logical volume of each volume in a pool."""
     for one in volumes:
         pool, _, folder = one.volume.partition("/")
         if pool == name and folder:
@@ -62,10 +62,10 @@ def of_pool(volumes: LogicalVolumes, name: str) -> Iterator[tuple[str, LogicalVo
 
 
 def find(volumes: LogicalVolumes, volume: str) -> LogicalVolume | None:
-    """Return the logical volume of `pool/folder`; None if there is none.
+    """Return the logical volume of `pool/folder`, or None.
 
     Raises:
-        ValueError: a logical volume has the name without the tag, or the tag without the name.
+        ValueError: a logical volume has only the name or only the tag.
     """
     name = lv_name(volume)
     found = [one for one in volumes if one.name == name or one.volume == volume]
@@ -79,8 +79,8 @@ def find(volumes: LogicalVolumes, volume: str) -> LogicalVolume | None:
 def lv_name(volume: str) -> str:
     """Return the name of the logical volume of `pool/folder`.
 
-    The name has a hash, because a folder's name may be too long for LVM, which also reserves some
-    words. The tag has the full name.
+    The name is a hash, because LVM limits the length of names and reserves some words. The tag has
+    the full name.
     """
     return f"{OURS}-{hashlib.sha256(volume.encode()).hexdigest()[:32]}"
 
@@ -108,7 +108,7 @@ def make(pool: LvmPool, volume: str, size_bytes: int) -> list[str]:
     if pool.thin_pool:
         size = ("--virtualsize", _sectors(size_bytes), "--thinpool", pool.thin_pool)
         return ["lvcreate", "--yes", *name, *tags, *size, pool.group]
-    # a file system that had the extents before may have left its signature
+    # an earlier file system in the extents may have left its signature
     old = ("--zero", "y", "--wipesignatures", "y")
     return ["lvcreate", "--yes", *name, *tags, *old, "--size", _sectors(size_bytes), pool.group]
 
@@ -126,9 +126,9 @@ def activate(pool: LvmPool, volume: str) -> list[str]:
 def mark(
     pool: LvmPool, volume: str, there: LogicalVolume, filled_bytes: int = 0, operation: str = ""
 ) -> list[str]:
-    """Return the command that sets the tag `virtbus.filled`, or removes it for 0 bytes.
+    """Return the command that sets the tag `virtbus.filled`, or removes the tag for 0 bytes.
 
-    The command is empty if the tags are right already.
+    The command is empty if the tags are right.
     """
     wanted = {f"{_FILLED}{filled_bytes}/{operation}"} if filled_bytes else set[str]()
     found = {tag for tag in there.tags if tag.startswith(_FILLED)}
@@ -140,7 +140,7 @@ def mark(
 
 
 def remove(pool: LvmPool, volume: str) -> list[str]:
-    """Return the command that removes a logical volume, if LVM finds both its name and its tag."""
+    """Return the command that removes a logical volume with both the name and the tag."""
     which = f'lv_name="{lv_name(volume)}" && lv_tags="{_VOLUME}{volume}"'
     return ["lvremove", "--yes", "--select", which, pool.group]
 
@@ -150,13 +150,13 @@ def _path(pool: LvmPool, volume: str) -> str:
 
 
 def _sectors(size_bytes: int) -> str:
-    """Return a size in whole sectors, for LVM, which rounds up further to whole extents."""
+    """Round up to whole sectors. LVM itself rounds up to whole extents."""
     return f"{-(-size_bytes // 512) * 512}b"
 
 
 # --- reports --------------------------------------------------------------------------------
 def room_of(vgs: str) -> tuple[int, int]:
-    """Return the size and the free bytes of a group; raises ValueError."""
+    """Return size and free bytes of a group. Raises ValueError."""
 
     def room(row: Mapping[str, str]) -> tuple[int, int]:
         return int(row["vg_size"]), int(row["vg_free"])
@@ -166,7 +166,7 @@ def room_of(vgs: str) -> tuple[int, int]:
 
 
 def volumes_of(lvs: str) -> list[LogicalVolume]:
-    """Return the logical volumes of a group; raises ValueError."""
+    """Return the logical volumes of a group. Raises ValueError."""
 
     def volume(row: Mapping[str, str]) -> LogicalVolume:
         tags = tuple(tag for tag in row["lv_tags"].split(",") if tag)
@@ -189,8 +189,8 @@ def report_of(
 ) -> PoolReport:
     """Return the report of a pool.
 
-    Without a thin pool, all used space of the volume group counts as allocated, also the space of
-    logical volumes that are not of virtbus.
+    Without a thin pool, all used space of the volume group counts as allocated, including foreign
+    logical volumes.
     """
     report = PoolReport(
         name=name,
@@ -234,7 +234,7 @@ def _thin_room(pool: LvmPool, volumes: LogicalVolumes) -> dict[str, Any]:
 
 
 def why_no_room(report: PoolReport, more_bytes: int, *, thin: bool) -> str:
-    """Return why a pool takes no `more_bytes` of new data now; empty if it does."""
+    """Return the reason for which a pool refuses `more_bytes` of new data, or an empty string."""
     why = report.refusal(more_bytes)
     if not why and not thin and report.free_bytes - more_bytes < report.reserve_bytes:
         why = (

@@ -9,10 +9,10 @@ from virtbus.nodeagent.core.servers.port import Login
 
 
 class Logins(Protocol):
-    """The secrets of disks at their servers."""
+    """Lends the logins of disks at their servers."""
 
     def lent(self, logins: Iterable[Login]) -> AbstractAsyncContextManager[None]:
-        """Let the hypervisor use logins in the context. Afterwards it does not know them any more.
+        """Let the hypervisor use logins only within the context.
 
         A running guest keeps its logins. Raises VirtbusError 409 `login_unreadable`.
         """
@@ -23,11 +23,10 @@ class NoLogins:
 
     @asynccontextmanager
     async def lent(self, _logins: Iterable[Login]) -> AsyncIterator[None]:
-        """Do nothing."""
         yield
 
 
 def logins_of(disks: Mapping[str, DiskSource]) -> list[Login]:
-    """Return the logins that disks need."""
+    """Return the logins of disks."""
     networks = (disk.network for disk in disks.values())
     return [one.login for one in networks if one is not None and one.login is not None]

@@ -4,7 +4,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 def lost_message(pid: int) -> str:
-    """Return what happened to a guest that libvirt has lost, and the next step."""
+    """Return an explanation for the user, with the next step."""
     return (
         f"libvirt has lost the guest, which runs on as process {pid} of its host: it is left "
         "alone; shut it down from inside, or `virtbus vm stop --force` ends it"

@@ -19,12 +19,12 @@ _DIGITS = 12
 
 
 def domain_hash(record: VmRecord) -> str:
-    """Return a text that changes when the record has a change that needs a restart of the guest.
+    """Return a text that differs after each change of the record that needs a restart of the guest.
 
-    It begins with the hex SHA-256 of `spec.domain` without the fields that can change in a running
-    guest. A hash of the VM's DNS settings, and the number of changes of its first-boot data, follow
-    if there are any. Disks that are volumes, and interfaces, can be plugged and unplugged. So they
-    are left out, and have hashes of their own (`disk_hashes`, `nics.hardware_hash`).
+    The text is a SHA-256 of `spec.domain`, without the fields that can change in a running guest. A
+    hash of DNS settings, and the generation of first-boot data, follow if the VM has them.
+    Pluggable devices are left out: disks that are volumes, and interfaces, have their own hashes
+    (`disk_hashes`, `nics.hardware_hash`).
     """
     found, dns = _domain_hash(record.spec.domain, volume_names(record)), record.spec.dns_config
     found = found if dns is None else f"{found}.{spec_hash(dns)}"
@@ -33,9 +33,9 @@ def domain_hash(record: VmRecord) -> str:
 
 @lru_cache(maxsize=64)
 def _domain_hash(domain: Domain, own: frozenset[str]) -> str:
-    """Return the hash without the disks `own`, which have hashes of their own.
+    """Return the hash without the disks `own`, which have their own hashes.
 
-    It is cached, because many VMs of a node have equal domains.
+    The cache helps because many VMs of a node have equal domains.
     """
     disks = tuple(_still(disk) for disk in domain.devices.disks if disk.name not in own)
     devices = domain.devices.model_copy(update={"disks": disks, "interfaces": ()})
@@ -45,7 +45,7 @@ def _domain_hash(domain: Domain, own: frozenset[str]) -> str:
 def disk_hashes(record: VmRecord) -> dict[str, str]:
     """Return a short hash of each disk that is a volume, by name.
 
-    Fields that can change in a running guest do not count.
+    The hash ignores fields that can change in a running guest.
     """
     own = volume_names(record)
     return {
@@ -61,12 +61,11 @@ def volume_names(record: VmRecord) -> frozenset[str]:
 
 
 def _still(disk: Disk) -> Disk:
-    """Return a disk without the fields that can change in a running guest."""
     return disk.model_copy(update={"limits": None, "tray": None})
 
 
 def metadata(record: VmRecord, addresses: Addresses) -> Element:
-    """Return the element for a record. It has no secrets: every libvirt client can read it."""
+    """Return the element for a record. Every libvirt client can read it, so it has no secrets."""
     element = ET.Element(f"{PREFIX}:vm", {f"xmlns:{PREFIX}": NAMESPACE})
     values = {
         "uid": record.uid,
@@ -92,9 +91,9 @@ def metadata(record: VmRecord, addresses: Addresses) -> Element:
 
 
 def with_disks(text: str, addresses: Addresses, disks: Mapping[str, str]) -> str:
-    """Return the agent's element in `text` with other addresses and disks, for `setMetadata`.
+    """Replace addresses and disks in the agent's element `text`, for `setMetadata`.
 
-    libvirt itself adds the namespace and its prefix to the element.
+    libvirt adds the namespace and its prefix to the result.
     """
     root = ET.fromstring(text)  # noqa: S314  our own element, from libvirtd
     values = {child.tag.rpartition("}")[2]: child.text or "" for child in root}
@@ -112,7 +111,7 @@ def _json(value: object) -> str:
 def parse(text: str) -> DomainMetadata | None:
     """Return the metadata in `text`, libvirt's XML for NAMESPACE; None if damaged or incomplete.
 
-    libvirt strips the namespace's prefix from some names. So a name matches with or without it.
+    libvirt strips the namespace's prefix from some names, so names match with and without it.
     """
     try:
         root = ET.fromstring(text)  # noqa: S314  our own element, from libvirtd
@@ -136,17 +135,16 @@ def parse(text: str) -> DomainMetadata | None:
 
 
 def nics_at_start(domain: Element) -> tuple[tuple[str, str], ...]:
-    """Return the NICs that the guest of a domain was started with, from the domain's whole XML."""
+    """Return names and hashes of the NICs of the guest's start, from the domain's whole XML."""
     own = domain.find(f"metadata/{{{NAMESPACE}}}vm")
     return () if own is None else parse_nics(_values(own).get("nics"))
 
 
 def _values(element: Element) -> dict[str, str]:
-    """Return the element's values by name, with or without a prefix."""
     return {child.tag.rpartition("}")[2]: child.text or "" for child in element}
 
 
 def parse_nics(text: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the names and hashes of the NICs that a guest was started with, in order."""
+    """Return names and hashes of the NICs of a guest's start, in order."""
     pairs = (one.partition(":") for one in (text or "").split())
     return tuple((name, hardware) for name, _, hardware in pairs)

@@ -1,7 +1,8 @@
-"""Finds the disks of volumes on servers and devices, and renders their sources.
+"""Finds volumes' disks on servers and devices, and renders their sources.
 
-QEMU connects to the server by its own driver, so the host needs no driver. Records and messages
-name only the pool of a volume; server, place and login are settings of the node (ADR 0060).
+QEMU connects to a server by its own driver, so the host needs no driver. Records and messages name
+only a volume's pool. The server, the address of the data and the login are settings of the node
+(ADR 0060).
 """
 
 import uuid
@@ -43,7 +44,7 @@ class NetworkDisk:
 
 
 def network_disk(ref: VolumeRef, pools: Mapping[str, PoolSettings], vm: str) -> NetworkDisk:
-    """Return the network disk of a volume of a VM; raises VirtbusError 409 `pool_unknown`."""
+    """Return the network disk of a VM's volume. Raises VirtbusError 409 `pool_unknown`."""
     pool = pools.get(ref.pool)
     if not isinstance(pool, ServerPool) or ref.key not in pool.volumes:
         raise _unassigned(ref)
@@ -65,7 +66,7 @@ def network_source(disk: NetworkDisk) -> Element:
 
 
 def device_of(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> str:
-    """Return the path of a volume's device; raises VirtbusError 409 `pool_unknown`."""
+    """Return the path of a volume's device. Raises VirtbusError 409 `pool_unknown`."""
     pool = pools.get(ref.pool)
     if isinstance(pool, LvmPool) and ref.kind is PoolKind.LVM:
         return device_path(pool, f"{ref.pool}/{ref.folder}")
@@ -75,10 +76,10 @@ def device_of(ref: VolumeRef, pools: Mapping[str, PoolSettings]) -> str:
 
 
 def device_source(path: str, size_bytes: int) -> Element:
-    """Return the `<source>` of a device. The guest sees the first `size_bytes`.
+    """Return the `<source>` of a device. The guest sees only its first `size_bytes`.
 
     After these bytes, the device may have marks of virtbus. `ALL_BYTES` is for a device without
-    marks: the guest sees all of the device, also after it has grown.
+    marks: the guest sees all its bytes, even after a growth.
     """
     if size_bytes == ALL_BYTES:
         return el("source", dev=path)
@@ -87,7 +88,7 @@ def device_source(path: str, size_bytes: int) -> Element:
 
 
 def why_it_waits(record: VmRecord) -> str:
-    """Return why a guest waits, after QEMU has paused it at an error of a disk."""
+    """Return the likely reason of a pause by QEMU at a disk error."""
     refs = record.volume_refs.values()
     pools = sorted({ref.pool for ref in refs if ABILITIES[ref.kind].shared})
     return NO_SERVER.format(pools=", ".join(pools)) if pools else NO_ROOM

@@ -1,6 +1,6 @@
-"""Makes QEMU's devices for the NICs, which vmwrapper adds without libvirt's knowledge (ADR 0009).
+"""Makes QEMU's devices of NICs, which vmwrapper adds without libvirt's knowledge (ADR 0009).
 
-The values are passed as JSON, like libvirt's own devices. Otherwise QEMU would create the NICs
+The devices are JSON, as libvirt's own devices are. QEMU would create devices in the older form
 before their root ports exist.
 """
 
@@ -22,25 +22,25 @@ USUAL_MTU = 1500
 
 
 def nic_id(index: int) -> str:
-    """Return the id in QEMU of the device of interface `index` at the guest's start."""
+    """Return the QEMU id of the device of the start's interface `index`."""
     return f"vbnet{index}"
 
 
 def netdev_id(index: int) -> str:
-    """Return the id that netd gives the tap of interface `index` in QEMU at the guest's start."""
+    """Return the QEMU id of the netdev of the start's interface `index`. netd adds the netdev."""
     return f"net{index}"
 
 
 @lru_cache(maxsize=256)
 def hardware_hash(nic: Interface) -> str:
-    """Return a hash of the properties that the guest reads once, when it sees the device."""
+    """Return a hash of the properties that a guest reads only when the device appears."""
     return spec_hash(nic.model_copy(update={"state": None, "limits": None}))[:8]
 
 
 def nic_devices(nics: Sequence[Interface], made: Sequence[InterfaceStatus]) -> tuple[Device, ...]:
-    """Return QEMU's `-device` of each NIC, on the first root ports; netd adds netdev and mac.
+    """Return QEMU's `-device` of each NIC, on the first root ports. netd adds `netdev` and `mac`.
 
-    `made` are the interfaces as netd has made them, in the same order.
+    `made` has netd's interfaces in the same order.
     """
     return tuple(
         _device(index, nic, seen) for index, (nic, seen) in enumerate(zip(nics, made, strict=True))
@@ -48,7 +48,7 @@ def nic_devices(nics: Sequence[Interface], made: Sequence[InterfaceStatus]) -> t
 
 
 def _device(index: int, nic: Interface, made: InterfaceStatus) -> Device:
-    """Return one device. It has an option ROM only if the guest may boot from it."""
+    """Only a device from which the guest may boot has an option ROM."""
     device: Device = {
         "driver": DRIVERS[nic.model],
         "id": nic_id(index),
@@ -67,7 +67,7 @@ def _device(index: int, nic: Interface, made: InterfaceStatus) -> Device:
 
 
 def _virtio(made: InterfaceStatus) -> Device:
-    """Return the properties that only virtio can show a guest: the MTU, and several queues."""
+    """Return the properties that only virtio has: the MTU, and several queues."""
     device: Device = {} if made.mtu == USUAL_MTU else {"host_mtu": made.mtu}
     if made.queues > 1:  # vectors: two for each queue, one for control, one for configuration
         device |= {"mq": True, "vectors": 2 * made.queues + 2}

@@ -1,8 +1,8 @@
-"""Turns virtio disks into NVMe disks, which libvirt 9.0 does not know, by `qemu:override`.
+"""Turns virtio disks into NVMe disks by `qemu:override`, because libvirt 9.0 has no NVMe disks.
 
-libvirt handles the disk as any other: it opens the file for QEMU's user, makes the block nodes and
-sets the PCI address. The override only replaces the name of the device's driver by a constant. So
-no value of a request and no path reaches QEMU's command line without libvirt (ADR 0044).
+libvirt handles the disk as a virtio disk: file permissions, block nodes, PCI address. The override
+only replaces the device's driver by a constant. Thus all paths and values of requests reach QEMU
+through libvirt (ADR 0044).
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from virtbus.schemas.disk import Disk, DiskBus
 
 
 def nvme_alias(disk: Disk) -> str:
-    """Return the id of an NVMe disk's device. libvirt demands that it begins with `ua-`."""
+    """Return the id of an NVMe disk's device. libvirt demands the prefix `ua-`."""
     return f"ua-nvme-{disk.name}"
 
 
 def nvme_overrides(disks: Sequence[Disk]) -> Element | None:
-    """Return the element that turns virtio disks into NVMe disks; None without NVMe disks."""
+    """Return the overriding element; None without NVMe disks."""
     devices = [
         el("qemu:device", _frontend(), alias=nvme_alias(disk))
         for disk in disks

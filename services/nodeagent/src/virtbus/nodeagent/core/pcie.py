@@ -1,8 +1,8 @@
 """Renders PCI Express addresses: each device has its own root port.
 
-The first ports are for NICs, the last ones are spare. vmwrapper adds the NICs without libvirt's
-knowledge, so libvirt must not use their ports. Therefore all other devices have explicit addresses
-(`core/addresses.py`).
+The first ports are for NICs; the last ports are spare. vmwrapper adds the NICs without libvirt's
+knowledge. All other devices have explicit addresses (`core/addresses.py`), so that libvirt never
+uses the NICs' ports.
 """
 
 from virtbus.nodeagent.core.addresses import Addresses

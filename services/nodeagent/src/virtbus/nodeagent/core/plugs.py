@@ -1,7 +1,7 @@
 """Defines the devices of a running guest, and the port that changes its disks.
 
-A disk that is a volume has an id made of its name (`disks.volume_alias`). So the agent finds the
-disk again without any state of its own.
+A volume's disk has an id that contains its name (`disks.volume_alias`). By this id, the agent finds
+the disk again without own state.
 """
 
 import re
@@ -20,34 +20,32 @@ class GuestDevices:
     """The devices of a running guest."""
 
     aliases: frozenset[str] = frozenset()
-    """The ids of its disks; an empty id stands for disks without an id."""
+    """The ids of the disks; empty for disks without an id."""
     ports: frozenset[int] = frozenset()
-    """Its root ports that have a device, and those of the NICs that it was started with."""
+    """The used root ports, including those of the start's NICs."""
     root_ports: int = 0
-    """The number of its root ports."""
     has_scsi: bool = False
 
     def has(self, alias: str) -> bool:
-        """Return True if the guest has a disk with this id."""
         return alias in self.aliases
 
 
 @dataclass(frozen=True, slots=True)
 class GuestDisks:
-    """The disks of a guest as the agent has left them, and the reasons of pending changes."""
+    """A guest's disks after the agent's last changes, and the pending changes."""
 
     addresses: Addresses = field(default_factory=dict)
-    """The addresses of all devices in this run, or in the last one."""
+    """The addresses of all devices in this run, or in the last run."""
     hashes: Mapping[str, str] = field(default_factory=dict)
     """The hashes of the disks that are volumes, by name."""
     detached: frozenset[str] = frozenset()
-    """The disks that the record detaches, and that have left the guest."""
+    """The disks that the record detaches and the guest has released."""
     pending: Mapping[str, str] = field(default_factory=dict)
-    """For each disk that is not yet as the record says: the pending change and why it waits."""
+    """The pending change of each disk and its reason, by name."""
 
 
 def wanted_sizes(record: VmRecord) -> dict[str, int]:
-    """Return the requested size in bytes, by name, of each disk that has one and can grow."""
+    """Return the requested size in bytes of each disk that can grow, by name."""
     sizes = {}
     for volume in record.spec.volumes:
         ref = record.volume_refs.get(volume.name)
@@ -63,7 +61,7 @@ def wanted_sizes(record: VmRecord) -> dict[str, int]:
 
 
 def _sectors(size_bytes: int) -> int:
-    """Return a size in whole sectors, as imaged makes disks."""
+    """Round up to whole sectors, as imaged does."""
     return -(-size_bytes // 512) * 512
 
 
@@ -92,28 +90,31 @@ def _number(bus: str) -> int:
 
 
 class DiskPlugs(Protocol):
-    """Changes the disks of running guests. Errors are as those of `Hypervisor`.
+    """Changes the disks of running guests. Raises VirtbusError as `Hypervisor` does.
 
-    Each call can be repeated, also after a crash in the middle of it.
+    Each call can be repeated, even after a crash during the call.
     """
 
     async def devices(self, uid: str) -> GuestDevices | None:
         """Return the guest's devices; None if no guest runs."""
 
     async def note(self, uid: str, addresses: Addresses, disks: Mapping[str, str]) -> None:
-        """Store addresses, and hashes of disks, in the metadata of the domain."""
+        """Store addresses, and hashes of disks, in the domain's metadata."""
 
     async def attach(self, uid: str, devices: Sequence[str]) -> None:
         """Attach devices, given as XML, to the running guest."""
 
     async def detach(self, uid: str, alias: str) -> None:
-        """Ask the guest to release the disk `alias`. It is gone once `devices` lacks it."""
+        """Ask the guest to release the disk `alias`.
+
+        `devices` lacks the disk once it is released.
+        """
 
     async def close_left(self, uid: str) -> None:
-        """Close the files of disks that libvirt has detached, but QEMU still has open."""
+        """Close the files that QEMU still has open although libvirt has detached their disks."""
 
     async def grow(self, uid: str, sizes: Mapping[str, int]) -> None:
-        """Grow the disks that are smaller than `sizes` in bytes, by target.
+        """Grow the disks that are smaller than `sizes` (bytes, by target).
 
-        The guest sees the new sizes at once. Raises 409 `layers_differ`, too.
+        The guest sees the new sizes at once. Also raises 409 `layers_differ`.
         """

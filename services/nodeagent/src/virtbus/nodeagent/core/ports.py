@@ -22,7 +22,7 @@ NO_FILES: Mapping[str, int] = MappingProxyType({})
 
 
 class DomainState(StrEnum):
-    """libvirt's state, reduced to the differences that matter to the agent."""
+    """libvirt's state of a domain, reduced to the agent's needs."""
 
     RUNNING = "running"
     STARTING = "starting"
@@ -31,7 +31,7 @@ class DomainState(StrEnum):
     SHUTTING_DOWN = "shutting down"
     SHUT_OFF = "shut off"
     LOST = "lost"
-    """libvirt says that nothing runs, but the guest's QEMU does (ADR 0061)."""
+    """libvirt reports no guest, but the guest's QEMU runs (ADR 0061)."""
 
 
 class Ending(StrEnum):
@@ -47,16 +47,16 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DomainFacts:
-    """One domain of virtbus. `metadata` is None if it is missing or unreadable."""
+    """One domain of virtbus. `metadata` is None if missing or unreadable."""
 
     uid: str
     state: DomainState
     ending: Ending = Ending.UNKNOWN
     metadata: "DomainMetadata | None" = None
     waits_for_disk: bool = False
-    """QEMU paused the guest at an I/O error, mostly because a disk of the host is full."""
+    """QEMU paused the guest at an I/O error, usually because the host's disk is full."""
     pid: int = 0
-    """The process of a guest that libvirt has lost; otherwise 0."""
+    """The process of a lost guest; 0 for others."""
 
     @property
     def active(self) -> bool:
@@ -69,22 +69,22 @@ class DomainFacts:
 
 @dataclass(frozen=True, slots=True)
 class DomainMetadata:
-    """The part of the domain's own metadata that the agent reads."""
+    """The fields of the domain's metadata that the agent reads."""
 
     uid: str
     epoch: int
     domain_hash: str
     power_epoch: int = -1
-    """The `power_epoch` of the record that the domain was last defined for. It is -1 if an agent of
-    an older version defined the domain."""
+    """The `power_epoch` of the record at the domain's last definition; -1 if an agent of an older
+    version defined the domain.
+    """
     pause_epoch: int = 0
-    """The `pause_epoch` of the record that the domain was last defined for."""
+    """The `pause_epoch` of the record at the domain's last definition."""
     generation: int = 0
-    """The generation of the record that the domain was last defined for."""
+    """The generation of the record at the domain's last definition."""
     nics: tuple[tuple[str, str], ...] = ()
-    """The NICs that the domain was last defined with: names and hashes, in order."""
+    """The names and hashes of the NICs at the domain's last definition, in order."""
     addresses: Addresses = field(default_factory=dict)
-    """The addresses of the domain's devices."""
     disks: Mapping[str, str] = field(default_factory=dict)
     """The hashes of the domain's disks that are volumes, by name."""
 
@@ -99,22 +99,22 @@ class DomainChange(StrEnum):
     ENDED = "ended"
     CRASHED = "crashed"
     PANICKED = "panicked"
-    """The guest's kernel panicked; libvirt ends the guest and reports that next."""
+    """The guest's kernel panicked. libvirt ends the guest and reports the end next."""
     START_FAILED = "start failed"
     REBOOTED = "rebooted"
     WATCHDOG_POWEROFF = "watchdog: poweroff"
-    """QEMU ends at once; libvirt reports that next, as a crash."""
+    """QEMU ends at once. libvirt reports the end next, as a crash."""
     WATCHDOG_RESET = "watchdog: reset"
     WATCHDOG_SHUTDOWN = "watchdog: shutdown"
     AWAY = "libvirt is away"
-    """Concerns all domains: from now on no domain's state is known."""
+    """Concerns all domains: their states are unknown from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainEvent:
-    """A lifecycle event. It is only a hint: read the domain's state before you act on it.
+    """A lifecycle event. It is only a hint: read the domain's state before you act.
 
-    If `change` is None, libvirt answers again, and anything may have changed meanwhile.
+    `change` is None when libvirt answers again after an absence: any domain may have changed.
     """
 
     uid: str
@@ -122,125 +122,130 @@ class DomainEvent:
 
 
 class Hypervisor(Protocol):
-    """libvirt. Methods raise VirtbusError: 503 `libvirt_down`, or libvirt's own error as text."""
+    """libvirt. Methods raise VirtbusError: 503 `libvirt_down`, or libvirt's own error."""
 
     @property
     def healthy(self) -> bool:
-        """Return False if so many calls hang that the agent should be restarted."""
+        """False if so many calls hang that the agent should be restarted."""
 
     @property
     def devices(self) -> LiveDevices:
-        """Return the port that plugs and unplugs devices of running guests."""
+        """The port that plugs and unplugs devices of running guests."""
 
     async def list_domains(self) -> list[DomainFacts]:
         """Return all domains of virtbus, running or not."""
 
     async def uses(self, uid: str, folder: Path) -> bool:
-        """Return True if the domain uses files below `folder`. Another agent's domain does not."""
+        """Return True if the domain uses files below `folder`, as this agent's domains do."""
 
     async def facts(self, uid: str) -> DomainFacts | None:
-        """Return the VM's domain as it is now; None if there is none."""
+        """Return the VM's domain as it is now, or None."""
 
     async def define(self, xml: str) -> None:
-        """Define the domain; replace an earlier definition."""
+        """Define the domain, or replace its definition."""
 
     async def start(
         self, uid: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
     ) -> None:
-        """Return when the guest runs, or is paused before its first instruction (`paused`).
+        """Start the guest, and return once it runs.
 
-        `files` are descriptors of open files, by the names in the domain.
+        With `paused`, pause it before its first instruction.
 
-        An error contains the last line that QEMU printed. 409 `guest_lost`: libvirt has lost the
-        VM's guest, which still runs.
+        `files` has descriptors of open files, by their names in the domain.
+
+        An error contains QEMU's last line of output. Raises 409 `guest_lost` if libvirt has lost
+        the VM's running guest.
         """
 
     def start_under_way(self, uid: str) -> bool:
-        """Return True while libvirt may still carry out a start, also after `start` has raised."""
+        """Return True while libvirt may still carry out a start, even after an error of `start`."""
 
     async def shutdown(self, uid: str) -> bool:
-        """Request a shutdown by ACPI; return False if no guest runs.
+        """Request a shutdown by ACPI. Return False if no guest runs.
 
         Raises 409 `guest_lost` if libvirt has lost the guest.
         """
 
     async def reset(self, uid: str) -> bool:
-        """Reset the guest; return False if no guest runs."""
+        """Reset the guest. Return False if no guest runs."""
 
     async def reboot(self, uid: str) -> bool:
-        """Request a reboot by the guest agent or ACPI; return False if no guest runs."""
+        """Request a reboot by the guest agent or ACPI. Return False if no guest runs."""
 
     async def destroy(self, uid: str, *, forced: bool = False) -> None:
-        """End the guest; no effect if none runs.
+        """End the guest, if it runs.
 
-        A guest that libvirt has lost is ended only if `forced`, otherwise 409 `guest_lost`.
+        End a lost guest only if `forced`. Without `forced`, raise 409 `guest_lost`.
         """
 
     async def suspend(self, uid: str) -> None:
-        """Pause the guest's CPUs; no effect if none runs."""
+        """Pause the guest's CPUs, if it runs."""
 
     async def resume(self, uid: str) -> None:
-        """Resume a paused guest; no effect if none is paused."""
+        """Resume the guest, if it is paused."""
 
     async def limit(
         self, uid: str, wanted: Mapping[str, Mapping[str, int]]
     ) -> Mapping[str, Mapping[str, int]] | None:
-        """Set those limits of a guest's disks that differ, by target and libvirt's names.
+        """Set the limits of a guest's disks that differ, by target and libvirt's names.
 
-        Return libvirt's figures afterwards, by target; None if no guest runs.
+        Return libvirt's new figures by target; None if no guest runs.
         """
 
     async def set_resources(self, uid: str, wanted: Resources) -> ResourcesSet:
-        """Set those limits of a guest that differ. If one cannot be set, the others still are.
+        """Set the limits of a guest that differ. After a failure of one limit, set the others.
 
-        The guest's memory follows later, when its balloon has changed. An error that concerns all
-        limits is raised.
+        The guest's memory follows later, with its balloon. Only an error that concerns all limits
+        is raised.
         """
 
     async def set_drives(self, uid: str, wanted: Mapping[str, DriveState]) -> None:
-        """Change the media that differ, by target; no effect if no guest runs.
+        """Change the media that differ, by target, if the guest runs.
 
         Raises:
-            VirtbusError: 409 `tray_locked`: the guest has locked a tray. libvirt's own error.
+            VirtbusError: 409 `tray_locked`: the guest has locked a tray, or libvirt's own error.
         """
 
     async def set_link(self, uid: str, device: str, *, up: bool) -> None:
-        """Set the link of the guest's NIC `device`, an id in QEMU; no effect if none runs."""
+        """Set the link of the NIC with the QEMU id `device`, if the guest runs."""
 
     async def undefine(self, uid: str) -> None:
-        """Remove the domain; no effect if none is defined."""
+        """Remove the domain, if it exists."""
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[DomainEvent]]:
         """Open an iterator of lifecycle events.
 
-        It may miss changes while libvirt is away, and if too many events wait. After an absence of
-        libvirt it yields an event with `change` None.
+        The iterator may miss changes while libvirt is away, or if too many events wait. After an
+        absence of libvirt, the iterator yields an event with `change` None.
         """
 
 
 class RecordFiles(Protocol):
-    """The agent's files about VMs, the node and the joined bus, and the host's epoch ledger."""
+    """The agent's files about VMs, the node and the joined bus, and the host's ledger of epochs."""
 
     async def write(self, record: VmRecord) -> None:
-        """Write the record, durable on return, and raise the uid's epoch in the ledger."""
+        """Write the record durably, and raise the uid's epoch in the ledger."""
 
     async def list(self) -> Mapping[str, VmRecord]:
-        """Return every readable record on disk, by uid."""
+        """Return the readable records on disk, by uid."""
 
     async def things(self) -> Mapping[str, tuple[str, ...]]:
-        """Return all paths on disk, with or without a record, by the uid in their name."""
+        """Return all paths on disk, by the uid in their name. They may lack a record."""
 
     async def remove_work(self, uid: str) -> None:
-        """Remove seeds, links to disks, sockets and logs of the VM, but not its record.
+        """Remove seeds, links to disks, sockets and logs of the VM.
 
-        Results of commands and a freeze stay, too.
+        The record, results of commands and a freeze stay.
         """
 
     async def keep_work(self, uid: str, entry: str) -> None:
         """Move a VM's folder to `entry` of the quarantine, without the links to its disks."""
 
     async def bring_back(self, entry: str, uid: str) -> None:
-        """Restore the seeds of a quarantine entry, if any, for the VM `uid`, which has a record."""
+        """Restore the seeds of a quarantine entry, if any, for the VM `uid`.
+
+        The VM must have a record.
+        """
 
     async def purge_kept(self, entry: str) -> None:
         """Remove the files that `keep_work` moved to `entry`."""
@@ -248,44 +253,44 @@ class RecordFiles(Protocol):
     async def forget(self, uid: str, *, refused_epoch: int = 0) -> None:
         """Remove the record with its folder, and mark the uid as removed in the ledger.
 
-        The mark stays for at least 24 h. If the VM was refused, `refused_epoch` is its epoch.
+        The mark stays for at least 24 h. `refused_epoch` is the epoch of a refused VM.
         """
 
     async def commands(self, uid: str) -> Mapping[str, str]:
         """Return the results of the VM's last commands by command id, oldest first."""
 
     async def keep_commands(self, uid: str, results: Mapping[str, str]) -> None:
-        """Store the results of the VM's commands, durable on return; no effect if the VM left."""
+        """Store the results of the VM's commands durably, if the VM is still on this host."""
 
     def epoch(self, uid: str) -> int:
-        """Return the highest epoch that was acted on or refused; 0 if the ledger has none."""
+        """Return the highest epoch in the ledger that was acted on or refused, or 0."""
 
     def left(self, uid: str) -> int:
-        """Return the epoch at which a VM left this host; 0 if the ledger does not say that."""
+        """Return the epoch at which a VM left this host; 0 without such an entry in the ledger."""
 
     def refused(self, uid: str) -> int:
-        """Return the epoch under which this host refused a VM; 0 if it did not."""
+        """Return the epoch under which this host refused a VM, or 0."""
 
     def removed(self) -> Mapping[str, int]:
-        """Return the uids of VMs that left this host and are in the ledger, with their epoch."""
+        """Return the epoch of each VM in the ledger that left this host, by uid."""
 
     def seen(self, time_ns: int) -> None:
-        """Record a time stamp of the bus. The ledger dates removals by the newest time stamp."""
+        """Take a time stamp of the bus. The ledger dates removals by the newest time stamp."""
 
     def nonce(self) -> str:
         """Return the bus incarnation that this node joined; empty before the first join."""
 
     def set_nonce(self, nonce: str) -> None:
-        """Store the incarnation of the bus that the node joined; durable on return."""
+        """Store durably the incarnation of the bus that the node joined."""
 
     def node_spec(self) -> NodeSpec | None:
-        """Return the last desired state of this node on the joined bus; None if there is none."""
+        """Return the last desired state of this node on the joined bus, or None."""
 
     def set_node_spec(self, node_spec: NodeSpec | None) -> None:
-        """Store the desired state of this node; a failure is only logged."""
+        """Store the desired state of this node. A failure is only logged."""
 
     async def new_boot(self, uid: str) -> None:
-        """Rotate the console log, so that it contains only the current boot."""
+        """Rotate the console log, which then contains only the current boot."""
 
     def console_socket(self, uid: str) -> Path:
         """Return the path of the socket of the VM's serial console."""
@@ -300,13 +305,13 @@ class Seeds(Protocol):
     async def write(
         self, record: VmRecord, secrets: VmSecrets | None, interfaces: Sequence[InterfaceStatus]
     ) -> None:
-        """Write all ISOs and Ignition's file of the VM; raises VirtbusError 503 `state_write`."""
+        """Write all ISOs and Ignition's file of the VM. Raises VirtbusError 503 `state_write`."""
 
     def paths(self, record: VmRecord) -> Mapping[str, Path]:
         """Return the paths of the ISOs by volume name."""
 
     def ignition_path(self, record: VmRecord) -> Path | None:
-        """Return the file with Ignition's configuration; None for a VM without one."""
+        """Return the file with Ignition's configuration, or None."""
 
     def stand(self, record: VmRecord) -> bool:
         """Return True if every file of the VM's first-boot data is on disk."""
@@ -322,9 +327,9 @@ class Readiness(Protocol):
         *,
         rebooted: bool = False,
     ) -> str:
-        """Wait until the guest is ready; return the reason `GuestSaysReady` or `AddressAnswers`.
+        """Wait until the guest is ready. Return the reason `GuestSaysReady` or `AddressAnswers`.
 
-        With `rebooted`, earlier console output is of the previous boot and is ignored.
+        With `rebooted`, ignore earlier console output: it is of the previous boot.
         """
 
 
@@ -340,7 +345,7 @@ class NetdAdmin(Protocol):
 
 
 class ConsoleViewer(Protocol):
-    """A client of a VM's serial console; `closed` is the reason why `output` ended."""
+    """A client of a VM's serial console. `closed` is the reason of the end of `output`."""
 
     closed: str
 
@@ -348,7 +353,7 @@ class ConsoleViewer(Protocol):
         """Return the guest's output as bytes, and notes about the session as text."""
 
     async def write(self, data: bytes) -> None:
-        """Send input to the guest; wait while it does not read."""
+        """Send input to the guest. Waits while the guest does not read."""
 
 
 class Console(Protocol):
@@ -357,10 +362,10 @@ class Console(Protocol):
     def attach(
         self, uid: str, *, write: bool, tail_bytes: int, owner: str
     ) -> AbstractAsyncContextManager[ConsoleViewer]:
-        """Attach one more viewer; raise VirtbusError 409 if no guest runs."""
+        """Attach a further viewer. Raises VirtbusError 409 if no guest runs."""
 
     def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
-        """Return the last `tail_bytes` of the log, then new output if `follow`."""
+        """Return the last `tail_bytes` of the log, and then new output if `follow`."""
 
 
 @dataclass(frozen=True, slots=True)

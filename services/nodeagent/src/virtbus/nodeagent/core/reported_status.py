@@ -8,7 +8,7 @@ from virtbus.schemas.vm import Interface, VmRecord
 
 
 def contradiction(record: VmRecord, part: ImageReady | NetReady) -> str:
-    """Return how `part` contradicts the record; empty if it does not."""
+    """Return the contradiction between `part` and the record, or an empty string."""
     if part.uid != record.uid:
         return f"it reports VM {part.uid[:64]!r}"
     if isinstance(part, ImageReady) or part.error is not None:
@@ -33,6 +33,6 @@ def _of_interface(wanted: Interface, reported: InterfaceStatus) -> str:
         return f"interface {wanted.name}: {error}"
     if wanted.mac_address is not None and mac != wanted.mac_address:
         return f"interface {wanted.name} has another MAC address than the spec"
-    # the agent connects to these addresses for clients (port-forward), and pings them
+    # the agent pings these addresses, and connects to them for clients (port-forward)
     unusable = [a for a in addresses if a.is_loopback or a.is_unspecified or a.is_multicast]
     return f"interface {wanted.name} cannot have the address {unusable[0]}" if unusable else ""

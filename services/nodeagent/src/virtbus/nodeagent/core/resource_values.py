@@ -1,4 +1,4 @@
-"""Translates a VM's limits on its host to libvirt's figures, and back."""
+"""Translates limits of a VM's host resources to libvirt's figures, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ DEFAULT_SHARES, DEFAULT_WEIGHT = 1024, 100
 WEIGHT_MIN, WEIGHT_MAX = 1, 10_000
 UNLIMITED = -1
 MIB_KIB = 1024
-"""The size of a MiB in KiB. QEMU rounds a guest's memory to MiB, and its balloon moves pages."""
+"""QEMU rounds a guest's memory to MiB, and its balloon moves pages."""
 
 Figures = dict[str, int]
 InForce = dict[str, int | str | None]
@@ -29,13 +29,13 @@ class ResourcesSet(NamedTuple):
     """The result of a change of a guest's limits."""
 
     in_force: ResourcesInForce | None
-    """The limits as libvirt reports them afterwards; None if no guest runs."""
+    """libvirt's new limits; None if no guest runs."""
     error: VirtbusError | None = None
-    """The error of a limit that could not be set. Other limits may be set."""
+    """The error of a limit that could not be set. Other limits may have been set."""
 
 
 def first_to_repeat(errors: Sequence[VirtbusError]) -> VirtbusError | None:
-    """Return the first error that a repeat may avoid, or the first error; None without errors."""
+    """Prefer an error that a repeat may avoid. Return None without errors."""
     return next((one for one in errors if one.code != Code.UNSUPPORTED), next(iter(errors), None))
 
 
@@ -53,13 +53,12 @@ def scheduler(wanted: Resources, *, unified: bool) -> Figures:
 
 
 def weight(shares: int) -> int:
-    """Return the weight of cgroup v2 for shares of v1, as Kubernetes converts them."""
+    """Return cgroup v2's weight for v1's shares, by Kubernetes' conversion."""
     span = SHARES_MAX - SHARES_MIN
     return WEIGHT_MIN + (shares - SHARES_MIN) * (WEIGHT_MAX - WEIGHT_MIN) // span
 
 
 def _shares(value: int) -> int:
-    """Return shares of v1 that have the weight `value` of v2."""
     span = WEIGHT_MAX - WEIGHT_MIN
     return SHARES_MIN + -(-(value - WEIGHT_MIN) * (SHARES_MAX - SHARES_MIN) // span)
 
@@ -67,9 +66,9 @@ def _shares(value: int) -> int:
 def different(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[Figures]:
     """Return the steps that set the wanted parameters.
 
-    Each step sets one parameter, because libvirt applies each parameter by itself.
+    Each step sets one parameter, because libvirt applies parameters one by one.
 
-    The quota is lifted before the period changes, because the kernel refuses some pairs of an old
+    Lift the quota before a change of the period, because the kernel refuses some pairs of an old
     quota and a new period.
     """
     changed = {name: value for name, value in wanted.items() if _value(found, name) != value}
@@ -82,7 +81,7 @@ def different(found: Mapping[str, int], wanted: Mapping[str, int]) -> list[Figur
 
 
 def _value(found: Mapping[str, int], name: str) -> int | None:
-    """Return a parameter. libvirt shows a quota without limit as -1, or as a huge number."""
+    """Read an unlimited quota, which libvirt shows as -1 or as a huge number."""
     value = found.get(name)
     if name == QUOTA and value is not None and not 0 < value <= QUOTA_MAX_US:
         return UNLIMITED
@@ -90,10 +89,10 @@ def _value(found: Mapping[str, int], name: str) -> int | None:
 
 
 def in_force(found: Mapping[str, int], wanted: Resources, *, unified: bool) -> InForce:
-    """Return the limits of CPU time that libvirt reports.
+    """Return libvirt's present limits of CPU time.
 
-    With cgroup v2, shares are converted back from a weight. The conversion rounds. So if the weight
-    is that of the wanted shares, the wanted shares are returned.
+    With cgroup v2, shares are converted from a weight, which rounds. If the weight equals that of
+    the wanted shares, return the wanted shares.
     """
     figures = scheduler(wanted, unified=unified)
     shares: int | None = found.get(SHARES)
@@ -110,10 +109,9 @@ def in_force(found: Mapping[str, int], wanted: Resources, *, unified: bool) -> I
 
 
 def balloon_kib(wanted_bytes: int | None, most_kib: int) -> int:
-    """Return the size that the balloon should leave to the guest.
+    """Return the memory that the balloon should leave to the guest.
 
-    The result is all of the guest's memory, `most_kib`, if `wanted_bytes` is None, or is less than
-    1 MiB below this memory.
+    The result is `most_kib`, all memory, if `wanted_bytes` is None or less than 1 MiB below it.
     """
     if wanted_bytes is None:
         return most_kib
@@ -122,5 +120,5 @@ def balloon_kib(wanted_bytes: int | None, most_kib: int) -> int:
 
 
 def near(actual_kib: int, target_kib: int) -> bool:
-    """Return True for sizes that differ by less than a MiB."""
+    """Return True if the sizes differ by less than a MiB."""
     return abs(actual_kib - target_kib) < MIB_KIB

@@ -1,13 +1,16 @@
-"""Buffers a console's newest bytes. A position is the number of bytes before a byte (CON-05)."""
+"""Buffers a console's newest bytes (CON-05).
+
+A byte's position is the number of bytes before it, including dropped bytes.
+"""
 
 ROOM_BYTES = 4 * 1024 * 1024
-"""The maximum memory per console, for any output and any number of viewers."""
+"""The memory limit per console, for any output and number of viewers."""
 SEAM_BYTES = 16 * 1024
-"""The maximum overlap: live bytes that the log may already contain when it is read."""
+"""The maximum overlap: live bytes that the log may contain at its reading."""
 
 
 class Scrollback:
-    """The buffer. `start` is the position of the oldest stored byte, `end` of the next new one."""
+    """The buffer. `start` is the position of the oldest stored byte, `end` of the next new byte."""
 
     def __init__(self, room: int = ROOM_BYTES) -> None:
         self._kept = bytearray()
@@ -19,16 +22,15 @@ class Scrollback:
         return self.start + len(self._kept)
 
     def add(self, data: bytes) -> None:
-        """Append `data`, and drop the oldest bytes beyond the limit."""
         self._kept += data
         self._drop()
 
     def begin(self, log: bytes) -> int:
-        """Insert the log before the live bytes; return the position where the live bytes begin.
+        """Insert the log before the live bytes. Return the position of the first live byte.
 
-        Bytes that are in both are stored once.
+        Overlapping bytes are stored once.
         """
-        if self.start:  # so many live bytes arrived that there is no space for older ones
+        if self.start:  # live bytes have filled the buffer
             return self.start
         live = bytes(self._kept[:SEAM_BYTES])
         size = next((k for k in range(len(live), 0, -1) if log.endswith(live[:k])), 0)

@@ -16,8 +16,8 @@ def seed_files(
 ) -> dict[str, bytes]:
     """Return the contents of the files by name.
 
-    A YAML dumper writes all values that virtbus adds (INJ-10). User data is passed on unchanged if
-    virtbus adds no value to it.
+    A YAML dumper writes all values that virtbus adds (INJ-10). Without added values, user data
+    stays unchanged.
     """
     hostname = seed.hostname or record.name
     meta = seed.more_meta | {"instance-id": record.uid, "local-hostname": seed.fqdn or hostname}
@@ -41,10 +41,10 @@ def seed_files(
 def _network(
     seed: CloudInit, interfaces: Sequence[InterfaceStatus], dns: DnsConfig | None
 ) -> bytes:
-    """Return network-config v2: the user's own text, or DHCP on each interface by its MAC.
+    """Return network-config v2: the user's text, or DHCP on each interface by MAC.
 
     With DHCP, the text repeats the VM's DNS settings, because systemd-networkd takes no search
-    domains from DHCP. DNS settings without a name server are left out, because cloud-init fails on
+    domains from DHCP. It omits DNS settings without a name server, because cloud-init fails on
     search domains alone (measured: 22.4).
     """
     if (network := seed.network_bytes) is not None:

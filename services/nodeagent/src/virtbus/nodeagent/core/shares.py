@@ -1,4 +1,4 @@
-"""Defines the port of directories that guests share with their host by virtiofs (ADR 0076)."""
+"""Defines the port for directories that guests share with their host by virtiofs (ADR 0076)."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,7 +11,7 @@ from virtbus.schemas.vm import VmRecord
 
 
 class Shares(NamedTuple):
-    """The paths that libvirt gets for a VM's directories."""
+    """The paths for a VM's directories in libvirt's XML."""
 
     program: Path
     """The program that libvirt runs as virtiofsd."""
@@ -26,30 +26,33 @@ class SharedDirectories(Protocol):
     """The directories that guests share with their host."""
 
     async def prepare(self, record: VmRecord) -> Shares:
-        """Prepare the VM's directories for a start; return their paths for libvirt.
+        """Prepare the VM's directories for a start, and return the paths for libvirt.
 
         Raises:
-            VirtbusError: 403 `directory_closed`: the node does not give the VM a directory.
+            VirtbusError: 403 `directory_closed`: the node denies the VM a directory.
                 503 `state_write`: a folder or file of the agent cannot be written.
         """
 
     def disks(self, record: VmRecord) -> AbstractAsyncContextManager[Mapping[str, int]]:
-        """Open the files of the node that are disks of the VM, and close them at the end.
+        """Open the node's files that are disks of the VM, and close them at the end.
 
-        The context's value maps the name of each file in the domain to its descriptor.
+        The context's value has each file's descriptor, by its name in the domain.
 
         Raises:
-            VirtbusError: 403 `directory_closed`: the node does not give the VM a file.
+            VirtbusError: 403 `directory_closed`: the node denies the VM a file.
                 409 `disk_refused`: a file is missing, cannot be made, or is no plain file.
         """
 
     async def explained(self, record: VmRecord, error: VirtbusError) -> VirtbusError:
-        """Return 409 `directory_refused` if a directory caused `error`; otherwise `error`."""
+        """Return 409 `directory_refused` if a directory caused `error`.
+
+        Return any other `error` unchanged.
+        """
 
     async def lost(self, record: VmRecord) -> tuple[str, ...]:
         """Return the tags of a running guest's directories whose virtiofsd has ended.
 
-        The guest has the directories of its start; the record may have others by now.
+        The guest has the directories of its start; the record may have changed since.
         """
 
 

@@ -1,7 +1,7 @@
-"""Holds the tables that decide how the agent reacts to the bus' messages about a uid.
+"""Holds the tables of the agent's reactions to the bus' messages about a uid.
 
-`LISTINGS` gives the state of a uid after each message. `REACTIONS` depends on the message and on
-the part of the VM that this host has. ADR 0038 explains the tables, and docs/reference/states.md is
+`LISTINGS` gives the state of a uid after each message. `REACTIONS` gives the reactions to a
+message, by what this host has of the VM. ADR 0038 explains the tables. docs/reference/states.md is
 generated from them.
 """
 
@@ -11,28 +11,28 @@ from typing import Literal
 Listing = Literal[
     "unknown",
     "listed",
-    "unreadable",  # its record exists; the last readable one stays in force
+    "unreadable",  # its record exists; the last readable record stays in force
     "absent",  # the joined bus has no record; only a person ends the VM (ADR 0033)
     "deleted",
     "moved",
-    "absent, deleted",  # it was absent, and then a purge marker arrived: the VM ends
+    "absent, deleted",  # absent before its purge marker arrived: the VM ends
     "absent, moved",
 ]
-"""The state of a uid according to the bus' messages so far."""
+"""The state of a uid after the bus' messages so far."""
 
 Holding = Literal[
     "nothing",
-    "on disk",  # its record file; no actor yet
+    "on disk",  # a record file without an actor
     "actor",
-    "actor and next",  # the VM came back to this node before its previous copy was released
+    "actor and next",  # the VM returned to this node before the release of its previous copy
 ]
-"""The part of a VM that this host has."""
+"""What this host has of a VM."""
 
 Word = Literal[
     "record",
-    "stale",  # a record with an epoch older than one that this node acted on or refused
-    "left",  # a record of a restored bus; the VM has left this host since
-    "successor",  # a record with a newer epoch, while the VM ends here
+    "stale",  # a record with a lower epoch than this node acted on or refused
+    "left",  # a record of a restored bus, for a VM that has left this host since
+    "successor",  # a record with a higher epoch, while the VM ends here
     "unreadable",
     "deleted",  # a purge by a user's delete
     "moved",  # any other purge
@@ -42,22 +42,21 @@ Word = Literal[
     "gone",  # the actor has ended
     "restored",  # a person brought the VM back from the quarantine
 ]
-"""A message about one uid, or about all of them."""
+"""A message about one uid, or about all uids."""
 
 Reaction = Literal[
     "adopt",  # create an actor
     "reject",
     "update",  # pass the record to the actor
-    "queue",  # release the previous copy, and keep the record until that is done
+    "queue",  # release the previous copy, and keep the new record until then
     "replace next",
     "forget next",
-    "end",  # without grace; nothing happens if the bus is not the joined one
+    "end",  # without grace; only on the joined bus
     "sweep",  # look for orphans soon
     "purge status",
     "resume",
     "hold",
 ]
-"""A reaction of the agent."""
 
 FROM_ANY: dict[Word, Listing] = {
     "record": "listed",
@@ -88,7 +87,7 @@ LISTINGS: dict[tuple[Listing, Word], Listing] = {
     ("absent, moved", "deleted"): "absent, deleted",
     ("absent, moved", "moved"): "absent, moved",
 }
-"""The next state. A row here counts before one of FROM_ANY. Without either, the state stays."""
+"""The next state. These rows precede FROM_ANY. Without a row in both tables, the state stays."""
 
 ABSENT = frozenset[Listing]({"absent", "absent, deleted", "absent, moved"})
 PURGED: dict[Listing, bool] = {
@@ -97,7 +96,7 @@ PURGED: dict[Listing, bool] = {
     "moved": False,
     "absent, moved": False,
 }
-"""True if a user's delete purged the record, False for any other purge."""
+"""True for a purge by a user's delete, False for any other purge."""
 
 REACTIONS: dict[tuple[Holding, Word], tuple[Reaction, ...]] = {
     ("nothing", "record"): ("adopt",),
@@ -106,7 +105,7 @@ REACTIONS: dict[tuple[Holding, Word], tuple[Reaction, ...]] = {
     ("nothing", "moved"): ("sweep", "purge status"),
     ("on disk", "record"): ("adopt",),
     ("on disk", "left"): ("reject",),
-    ("on disk", "stale"): ("adopt",),  # by the record on disk, not by the stale one
+    ("on disk", "stale"): ("adopt",),  # adopt the record on disk instead
     ("on disk", "deleted"): ("sweep",),
     ("on disk", "moved"): ("sweep",),
     ("actor", "record"): ("update",),
@@ -128,7 +127,8 @@ AFTER_LIST: dict[Listing, Reaction] = {
     "absent": "hold",
 }
 """An actor's reaction to a complete list of the joined bus. After a list of another bus, all actors
-are held."""
+are held.
+"""
 
 
 class Listings:
@@ -141,7 +141,7 @@ class Listings:
         return self._states.get(uid, "unknown")
 
     def hear(self, uid: str, word: Word) -> Listing:
-        """Apply a message about a uid; return the uid's new state."""
+        """Apply a message about a uid, and return the uid's new state."""
         before = self[uid]
         state = self._states[uid] = LISTINGS.get((before, word), FROM_ANY.get(word, before))
         if state == "unknown":
@@ -149,14 +149,12 @@ class Listings:
         return state
 
     def begin(self) -> None:
-        """Apply the beginning of a list to all uids."""
         for uid in list(self._states):
             self.hear(uid, "begin")
 
     def count(self, these: Container[Listing]) -> int:
-        """Return the number of uids in one of these states."""
         return sum(state in these for state in self._states.values())
 
     def purged(self, uid: str) -> bool | None:
-        """Return True if a delete purged the record, False for another purge, None without one."""
+        """Return True for a purge by a delete, False for another purge, None without a purge."""
         return PURGED.get(self[uid])

@@ -1,8 +1,8 @@
-"""Combines the sources of a guest's user data with the values that virtbus adds (ADR 0043).
+"""Combines the sources of a guest's user data with virtbus' own values (ADR 0043).
 
-Cloud-configs become one, by Virtlet's rules: maps are merged key by key, lists are joined, and of
-two other values the later one counts. A script alone stays a script, and virtbus adds its values to
-the vendor data. Other sources become parts of a MIME message, in their order.
+Several cloud-configs become one cloud-config, by Virtlet's rules: maps are merged by key, lists are
+joined, and a later value of another type wins. A single script stays a script, and virtbus adds its
+values to the vendor data. Other sources become parts of a MIME message, in their order.
 """
 
 import base64
@@ -18,26 +18,29 @@ from virtbus.schemas.user_data import CLOUD_CONFIG, GZIP, MIME, SCRIPT, content_
 from virtbus.schemas.yaml_text import read_yaml
 
 MAX_VALUES = 2000
-"""The largest number of values in the cloud-configs that are merged here. Merging that many takes
-0.2 s of CPU with the longest text."""
+"""The limit of values in merged cloud-configs. With the longest text, a merge of as many takes 0.2
+s of CPU.
+"""
 MERGED_BYTES = 64 * 1024
-"""The limit of all cloud-configs together. If they are larger, cloud-init merges them as parts."""
+"""The limit of all cloud-configs together. Larger cloud-configs become parts, for cloud-init to
+merge.
+"""
 UNPACKED_BYTES = 1024 * 1024
-"""The limit of a gzip's content. A larger gzip becomes a part, for cloud-init to unpack."""
+"""The limit of a gzip's content. A larger gzip becomes a part for cloud-init to unpack."""
 APPEND = "dict(recurse_array,no_replace)+list(append)"
-"""cloud-init's merge type by which a part only adds: lists are appended, the rest is kept."""
+"""cloud-init's merge type for a part that only adds: lists are appended, other values stay."""
 _OWN_RULES = frozenset({"merge_how", "merge_type"})
-"""Keys by which a cloud-config says how cloud-init must merge it. Cloud-configs are not merged here
-if one of them has such a key."""
+"""Keys with a cloud-config's own merge rules. With such a key, this module merges no cloud-configs.
+"""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml writes the same as PyYAML, in a quarter of the time."""
+"""libyaml writes the same text as PyYAML in a quarter of the time."""
 Config = dict[str, Any]
 Source = tuple[str, bytes]
 """A content type, and data of that type."""
 
 
 def sources_of(seed: CloudInit) -> list[Source]:
-    """Return the sources in their order: `user_data` first, without blank ones."""
+    """Return the sources that are not blank, `user_data` first."""
     found = [
         (part.content_type or content_type(part.content), part.content)
         for part in seed.user_data_parts
@@ -50,11 +53,11 @@ def sources_of(seed: CloudInit) -> list[Source]:
 def user_and_vendor(
     seed: CloudInit, defaults: Config, added: Config
 ) -> tuple[bytes | None, bytes | None]:
-    """Return the user data and the vendor data for the guest; None if there is none.
+    """Return user data and vendor data for the guest; None for missing data.
 
-    `defaults` and `added` are as in `combined`. In cloud-init, keys of user data replace keys of
-    vendor data. So `added` usually goes to the user data. If that is one script, it has no keys,
-    and `added` goes to the vendor data. Host name and SSH keys are then only in the meta-data.
+    `defaults` and `added` are as in `combined`. In cloud-init, user data's keys replace vendor
+    data's keys, so `added` usually goes to the user data. If the user data is one script, without
+    keys, `added` goes to the vendor data. Host name and SSH keys are then only in the meta-data.
     """
     sources, vendor = sources_of(seed), seed.vendor_bytes
     if [kind for kind, _ in sources] != [SCRIPT]:
@@ -66,10 +69,10 @@ def user_and_vendor(
 
 
 def combined(sources: Sequence[Source], defaults: Config, added: Config) -> bytes | None:
-    """Return the user data for the guest; None if there is none.
+    """Return the user data for the guest, or None.
 
-    `defaults` (host name, SSH keys) are in the meta-data, too. A user's values take precedence over
-    them. `added` are lists: each is appended to the user's list of that name.
+    `defaults` (host name, SSH keys) are also in the meta-data. A user's values replace `defaults`.
+    The lists of `added` are appended to the user's lists of the same names.
     """
     if not sources:
         return _ours(defaults, added) or None
@@ -88,10 +91,10 @@ def combined(sources: Sequence[Source], defaults: Config, added: Config) -> byte
 
 
 def _with_defaults(source: Source, defaults: Config) -> bytes:
-    """Return a single source, with `defaults` if they can be added to it.
+    """Return a single source, with `defaults` if possible.
 
-    A cloud-config that cannot be merged here, and binary data (gzip), are returned unchanged. Other
-    text is returned unchanged if `defaults` has no SSH keys.
+    Return three kinds of data unchanged: a cloud-config that cannot be merged, binary data (gzip),
+    and other text if `defaults` has no SSH keys.
     """
     kind, data = source
     if kind == CLOUD_CONFIG:
@@ -120,13 +123,13 @@ def cloud_config(value: Config) -> bytes:
 
 
 def to_yaml(value: Config) -> bytes:
-    """Return YAML in ASCII. PyYAML would write a Unicode NEL unescaped, and read it as a space."""
+    """Return YAML in ASCII. PyYAML writes a Unicode NEL unescaped, but reads NEL as a space."""
     text: str = yaml.dump(value, Dumper=_DUMPER, sort_keys=False, width=1000)
     return text.encode()
 
 
 def _merged(configs: Sequence[bytes]) -> Config | None:
-    """Return one cloud-config made of all `configs`; None if one of them cannot be merged here."""
+    """Merge all cloud-configs; return None if one cannot be merged."""
     if sum(map(len, configs)) > MERGED_BYTES:
         return None
     merged: Config = {}
@@ -147,14 +150,14 @@ def _merged(configs: Sequence[bytes]) -> Config | None:
 
 
 def _count(value: Any) -> int:
-    """Return the number of values, as the budget of `read_yaml` counts them."""
+    """Count values as the budget of `read_yaml` does."""
     if isinstance(value, dict):
         return 1 + len(value) + sum(map(_count, value.values()))
     return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Return both: maps key by key, lists joined, of other values the second."""
+    """Merge maps by key, join lists, and choose the second of other values."""
     if isinstance(first, dict) and isinstance(second, dict):
         both = {key: _joined(first[key], second[key]) for key in first.keys() & second.keys()}
         return {**first, **second, **both}
@@ -164,7 +167,6 @@ def _joined(first: Any, second: Any) -> Any:
 
 
 def _completed(theirs: Config, defaults: Config, added: Config) -> Config:
-    """Return the user's cloud-config with `defaults` and `added`."""
     whole = {**defaults, **theirs}
     for key, values in added.items():
         whole[key] = _joined(theirs.get(key), values)
@@ -179,8 +181,8 @@ def _completed(theirs: Config, defaults: Config, added: Config) -> Config:
 def mime_message(sources: Sequence[Source], ours: bytes = b"") -> bytes:
     """Return one message of all sources, with virtbus' cloud-config `ours` at its end.
 
-    A user's own message becomes a part, for cloud-init to unpack. It is not parsed here, because a
-    mail parser would process a thousand nested parts.
+    A user's own message becomes an unparsed part, for cloud-init to unpack. A mail parser in the
+    agent would process a thousand nested parts.
     """
     parts = [
         data.lstrip() if kind == MIME else _part(kind or _plain(data), data)
@@ -188,7 +190,7 @@ def mime_message(sources: Sequence[Source], ours: bytes = b"") -> bytes:
     ]
     if ours:
         parts.append(_part(CLOUD_CONFIG, ours, f"X-Merge-Type: {APPEND}\n"))
-    # derived from the contents, so that the same input gives the same seed
+    # derived from the contents, so that equal input gives an equal seed
     boundary = f"=={hashlib.sha256(b''.join(parts)).hexdigest()}=="
     head = f'Content-Type: multipart/mixed; boundary="{boundary}"\nMIME-Version: 1.0\n\n'
     body = b"".join(b"--%s\n%s\n" % (boundary.encode(), part) for part in parts)
@@ -209,7 +211,7 @@ def _part(kind: str, data: bytes, more: str = "") -> bytes:
 
 
 def _unpacked(source: Source) -> Source:
-    """Return a gzip's content if it has at most UNPACKED_BYTES; any other source unchanged."""
+    """Return a gzip's content up to UNPACKED_BYTES; any other source unchanged."""
     if source[0] != GZIP:
         return source
     unpacker = zlib.decompressobj(wbits=31)

@@ -19,11 +19,11 @@ class AdminSocket:
         self._path = path
 
     async def arm(self, arm: Arm) -> None:
-        """Return once netd accepts the vmwrapper of this VM's start.
+        """Return once netd accepts vmwrapper for this VM's start.
 
         Raises:
-            VirtbusError: netd's refusal. 503 `netd_down`: netd does not answer in 3 s.
-                500 `bad_frame`: netd's answer is too large.
+            VirtbusError: netd's refusal, or 503 `netd_down`: netd does not answer in 3 s, or 500
+                `bad_frame`: netd's answer is too large.
         """
         try:
             async with asyncio.timeout(TIMEOUT_S):

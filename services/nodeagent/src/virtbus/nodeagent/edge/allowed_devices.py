@@ -1,4 +1,4 @@
-"""Checks a path of a spec against the devices of this host that VMs may have."""
+"""Checks a spec's path against this host's devices that VMs may have."""
 
 import errno
 import os
@@ -11,10 +11,9 @@ _BUSY_S, _AGAIN_S = 3.0, 0.05
 
 
 def allowed_device(path: str, patterns: Sequence[str]) -> str:
-    """Return the real path of a device, if one of the patterns below /dev matches it.
+    """Return the real path of a device that matches one of the patterns below /dev.
 
-    Links in `path` and in the found devices are followed before the comparison, so a link in `path`
-    permits no other device. The call blocks.
+    The comparison follows links on both sides, so a link in `path` permits no other device. Blocks.
 
     Raises:
         ValueError: no pattern matches the device.
@@ -31,10 +30,10 @@ def allowed_device(path: str, patterns: Sequence[str]) -> str:
 
 
 def open_exclusively(path: str) -> int:
-    """Open a device for reading, unless the host uses it; raises OSError.
+    """Open a device for reading. Raises OSError, for example if the host uses the device.
 
-    imaged also opens devices exclusively, to write images to them. So the call waits up to 3 s
-    while the device is busy.
+    imaged also opens devices exclusively, to write images. The call therefore waits up to 3 s for a
+    busy device.
     """
     until_s = time.monotonic() + _BUSY_S
     while True:

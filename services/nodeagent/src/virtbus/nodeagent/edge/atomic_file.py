@@ -1,4 +1,4 @@
-"""Writes files atomically: temporary file, fsync, rename, fsync of the directory."""
+"""Writes files atomically: temporary file, fsync, rename, fsync of the folder."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work`, which may wait for a disk, in a thread; return its result.
+    """Run `work`, which may wait for a disk, in a thread, and return its result.
 
     A cancellation waits for the thread.
     """
@@ -26,7 +26,10 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Convert an OSError in the context to VirtbusError 503 `state_write`; callers try again."""
+    """Convert an OSError in the context to VirtbusError 503 `state_write`.
+
+    Callers then try again.
+    """
     try:
         yield
     except OSError as error:
@@ -43,9 +46,8 @@ def replace(
 ) -> None:
     """Replace the content of `path`. The file gets mode 0600 under any umask.
 
-    With `durable`, the content is durable on return. Two threads may replace a file at once. Each
-    has its own temporary file, and the later rename wins. `rename` moves the temporary file to
-    `path`, or removes it.
+    With `durable`, the content is durable on return. Threads may replace a file at once, each with
+    its own temporary file; the last rename wins. `rename` must move or remove the temporary file.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{next(_PARTS)}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -1,8 +1,8 @@
 """Serves the serial consoles of VMs, and the consoles' stored logs.
 
-All viewers of a console share one connection to the VM's serial port. The guest is hostile
-(CON-05). So its output is never interpreted here, and its port is always read. The memory per
-console is bounded for any number of viewers at any speed.
+All viewers of a console share one connection to the VM's serial port. The guest counts as hostile
+(CON-05): this module never interprets its output, and always reads its port. The memory per console
+has a limit for any number of viewers at any speed.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 CHUNK_BYTES = 32 * 1024
 HISTORY_BYTES = 1024 * 1024
-"""The size of the part at the log's end that is read for the first viewer of a console."""
+"""The number of bytes at the log's end that the first viewer of a console gets."""
 FOLLOW_INTERVAL_S = 0.2
 MAX_LOG_TAIL_BYTES = 4 * 1024 * 1024
 STOPPED = "the guest stopped"
@@ -27,7 +27,7 @@ NOW_READS = "{} writes now; you can only read"
 
 
 class Viewer:
-    """A viewer with its own pace. `closed` is the reason why `output` ended."""
+    """A viewer with its own pace. `closed` is the reason of the end of `output`."""
 
     def __init__(self, port: "ConsolePort", owner: str) -> None:
         self.closed = ""
@@ -36,26 +36,22 @@ class Viewer:
         self._position = 0
         self._notes: list[str] = []
         self.wake = asyncio.Event()
-        """Set when there may be more to read."""
+        """Set when the viewer may have more to read."""
 
     def begin(self, tail_bytes: int, live: int) -> None:
-        """Start the output `tail_bytes` before the position `live`."""
         self._position = max(self._port.kept.start, live - tail_bytes)
         self.wake.set()
 
     def tell(self, note: str) -> None:
-        """Insert a note for the viewer into its output."""
         self._notes.append(note)
-        del self._notes[:-1]  # only the newest note is still true
+        del self._notes[:-1]  # only the newest note is true
         self.wake.set()
 
     def end(self, why: str) -> None:
-        """End the view; the first reason is kept."""
         self.closed = self.closed or why
         self.wake.set()
 
     async def output(self) -> AsyncIterator[bytes | str]:
-        """Return the guest's output as bytes, and notes about the session as text."""
         while True:
             await self.wake.wait()
             self.wake.clear()
@@ -71,18 +67,14 @@ class Viewer:
                 return
 
     async def write(self, data: bytes) -> None:
-        """Send `data` to the guest; wait while the guest does not read.
-
-        The data is dropped if another viewer has the input.
-        """
         await self._port.write(self, data)
 
 
 class ConsolePort(asyncio.Protocol):
-    """The connection to one VM's serial port, which accepts a single client (CON-08).
+    """The connection to one VM's serial port. The port accepts a single client (CON-08).
 
-    It is an asyncio protocol, because an asyncio stream would stop reading the socket when its
-    buffer is full. So the socket is always read, and no viewer delays the guest.
+    An asyncio stream would stop reading when its buffer is full. This protocol always reads the
+    socket, so that no viewer delays the guest.
     """
 
     def __init__(self) -> None:
@@ -90,10 +82,10 @@ class ConsolePort(asyncio.Protocol):
         self.kept = Scrollback()
         self.viewers: list[Viewer] = []
         self.writers: list[Viewer] = []
-        """Viewers with write access, in order of arrival; the last one has the input."""
+        """Viewers with write access, in order of arrival. The last viewer has the input."""
         self.connecting = asyncio.Lock()
         self._live = -1
-        """The position of the first live byte; -1 until the port is connected and the log read."""
+        """The position of the first live byte; -1 until `join` has read the log."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.WriteTransport | None = None
@@ -120,7 +112,7 @@ class ConsolePort(asyncio.Protocol):
 
     # --- calls by viewers ----------------------------------------------------------------------
     async def join(self, path: Path, log: Callable[[], bytes]) -> int:
-        """Connect if needed; return the position where the viewer's live output begins.
+        """Connect if needed. Return the position of the viewer's first live byte.
 
         `log` returns the end of the stored log.
 
@@ -134,12 +126,11 @@ class ConsolePort(asyncio.Protocol):
                 await asyncio.get_running_loop().create_unix_connection(lambda: self, str(path))
             before = await asyncio.to_thread(log)
             for _ in range(2):
-                await asyncio.sleep(0)  # receive what the log has: QEMU writes to the socket first
+                await asyncio.sleep(0)  # receive the log's bytes: QEMU writes to the socket first
             self._live = self.kept.begin(before)
             return self._live
 
     def enter(self, viewer: Viewer, *, write: bool) -> None:
-        """Add a viewer. With `write` it gets the input."""
         self.viewers.append(viewer)
         if write:
             for former in self.writers[-1:]:
@@ -147,7 +138,7 @@ class ConsolePort(asyncio.Protocol):
             self.writers.append(viewer)
 
     def leave(self, viewer: Viewer) -> None:
-        """Remove `viewer`. If it had the input, the previous writer gets it back.
+        """Remove a viewer. If the viewer had the input, the previous writer gets the input.
 
         The last viewer closes the connection.
         """
@@ -163,7 +154,7 @@ class ConsolePort(asyncio.Protocol):
     async def write(self, viewer: Viewer, data: bytes) -> None:
         if self._writes(viewer):
             await self._writable.wait()
-        # Another viewer may have got the input meanwhile.
+        # Another viewer may have the input now.
         if self._writes(viewer) and not self.closed and self._transport is not None:
             self._transport.write(data)
 
@@ -171,7 +162,6 @@ class ConsolePort(asyncio.Protocol):
         return self.writers[-1:] == [viewer]
 
     def close(self, why: str) -> None:
-        """Close the port at once; the first reason is kept."""
         self.closed = self.closed or why
         self._writable.set()
         if self._transport is not None:
@@ -184,7 +174,7 @@ class ConsolePort(asyncio.Protocol):
 
 
 class Consoles:
-    """Implements the `Console` port with the sockets and logs that libvirt makes."""
+    """Implements the `Console` port with libvirt's sockets and logs."""
 
     def __init__(self, socket: Callable[[str], Path], log: Callable[[str], Path]) -> None:
         self._socket = socket
@@ -198,7 +188,7 @@ class Consoles:
         """Attach a viewer. Its output begins with up to `tail_bytes` of earlier output.
 
         Raises:
-            VirtbusError: 409 `no_console` if no guest runs.
+            VirtbusError: 409 `no_console`: no guest runs.
         """
         port = self._ports.get(uid)
         if port is None or port.closed:
@@ -226,7 +216,7 @@ class Consoles:
             raise VirtbusError(Code.CONFLICT, "no_console", message) from None
 
     async def read_log(self, uid: str, *, tail_bytes: int, follow: bool) -> AsyncIterator[bytes]:
-        """Return the last `tail_bytes` of the log, at most 4 MiB, then new output if `follow`.
+        """Return the last `tail_bytes` of the log, at most 4 MiB, and then new output if `follow`.
 
         With `follow`, a rotation or removal of the log does not end the output.
         """

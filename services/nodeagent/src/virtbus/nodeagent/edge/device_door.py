@@ -1,11 +1,10 @@
-"""Opens the devices of the node's pools for imaged, which has no rights to devices (ADR 0060).
+"""Opens devices of the node's pools for imaged, which has no rights to devices (ADR 0060).
 
-A request names a pool and a volume, or a device by its path. A device that is named by its path
-must be in the setting `devices_allowed`, and a VM of this node must have it as a volume that begins
-with an image. The answer has the open device, or the reason of a refusal. All users but root and
-the owner of the disks' folder are refused. A request with `do` is for a logical volume, which the
-agent also makes, grows, marks and removes. A request with `clear` asks if the content of a volume
-may be removed.
+A request names a pool and a volume, or a path. The path's device must be in the setting
+`devices_allowed`, and a VM of this node must have the device as a volume that begins with an image.
+The answer has the open device, or the reason of a refusal. Only root and the owner of the disks'
+folder are served. A request with `do` is for a logical volume: the agent also makes, grows, marks
+and removes these. A request with `clear` asks if a volume's content may be removed.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ class DeviceDoor:
         wanted: Callable[[], Collection[str]] = tuple,
         groups: Mapping[str, VolumeGroup] = _NO_GROUPS,
     ) -> None:
-        """`wanted` returns the paths of devices on which VMs of this node have an image."""
+        """`wanted` returns the paths of devices on which this node's VMs have an image."""
         self._path = path
         self._disks = disks
         self._pools = {name: one for name, one in pools.items() if isinstance(one, BlockPool)}
@@ -66,8 +65,8 @@ class DeviceDoor:
     async def serve(self, held: Held = dict) -> None:
         """Serve until cancelled.
 
-        Return at once on a node that has no pools of devices, volume groups or allowed devices.
-        `held` returns the names of the VMs of this node, by pool and folder of their volumes.
+        Return at once on a node without pools of devices, volume groups and allowed devices. `held`
+        returns the names of this node's VMs, by pool and folder of their volumes.
         """
         self._held = held
         if not (self._pools or self._devices_allowed or self._groups):
@@ -89,7 +88,7 @@ class DeviceDoor:
                 self._path.unlink(missing_ok=True)
 
     async def _imaged(self) -> os.stat_result:
-        """Wait for the folder that imaged makes at its first start; return its owner."""
+        """Wait for the folder that imaged makes at its first start. Return the folder's `stat`."""
         while True:
             try:
                 return self._disks.stat()
@@ -126,17 +125,17 @@ class DeviceDoor:
                     os.close(device)
 
     def _refuse_held(self, pool: str, folder: str) -> bytes:
-        """Raise ValueError if a VM has the volume: its guest may run."""
+        """Raise ValueError if a VM has the volume, because its guest may run."""
         if vm := self._held().get((pool, folder)):
             msg = f"the VM {vm} of this node has it"
             raise ValueError(msg)
         return b""
 
     async def _until_wanted(self, device: str) -> None:
-        """Wait until a VM has an image on the device: the agent may get the record after imaged.
+        """Wait until a VM has an image on the device, because imaged may get the record first.
 
         Raises:
-            ValueError: after 2 s, no VM has an image on the device.
+            ValueError: no VM has an image on the device after 2 s.
         """
         until_s = asyncio.get_running_loop().time() + RECORD_S
         while device not in self._wanted():
@@ -148,9 +147,9 @@ class DeviceDoor:
     async def _logical(
         self, peer: socket.socket, want: LogicalRequest, devices: list[int]
     ) -> bytes:
-        """Carry out a request for a logical volume, and return the encoded answer.
+        """Carry out a request for a logical volume. Return the encoded answer.
 
-        If the answer has an open device, add it to `devices`.
+        Append an opened device to `devices`.
         """
         await in_thread(lambda: self._check_peer(peer))
         group = self._groups.get(want.pool)
@@ -170,7 +169,7 @@ class DeviceDoor:
             raise ValueError(msg)
 
     def _opened(self, peer: socket.socket, want: dict[str, str]) -> int:
-        """Open the device of a request; raises OSError, ValueError, KeyError, TypeError."""
+        """Raises OSError, ValueError, KeyError, TypeError."""
         self._check_peer(peer)
         if "device" in want:
             path = allowed_device(str(want["device"]), self._devices_allowed)
@@ -184,7 +183,7 @@ class DeviceDoor:
         return device
 
     def _assigned(self, name: str, volume: str) -> str:
-        """Return the path of a volume in a pool; raises ValueError."""
+        """Return the path of a volume in a pool. Raises ValueError."""
         pool = self._pools.get(name)
         if pool is None or volume not in pool.volumes:
             msg = f"the pool {name} of this node has nothing for {volume} (pools.toml)"

@@ -1,9 +1,9 @@
-"""Checks a VM's disk files, and pins each under a name that only the agent can change.
+"""Checks a VM's disk files, and pins each file under a name that only the agent can change.
 
-imaged owns `disks/` and `images/`. So imaged could put another file at a path there before libvirt,
-which is root, opens the path and changes the file's owner. Therefore each checked disk gets a hard
-link in the VM's own folder, which only the agent can write, and libvirt gets the path of this link.
-Images and layers get no link, because libvirt does not change their owner.
+imaged owns `disks/` and `images/`. A hostile imaged could replace a file after the check, before
+libvirt, as root, opens its path and changes its owner. Each checked disk therefore gets a hard link
+in the VM's own folder, which only the agent can write, and libvirt gets the link's path. Images and
+layers need no link, because libvirt does not change their owner.
 """
 
 import contextlib
@@ -82,12 +82,12 @@ class HostDiskFiles:
     ) -> dict[str, DiskSource]:
         """Check all disks of the record, and return their sources by volume name.
 
-        The path of a file is a hard link that only the agent can change, or imaged's own path if
-        `disks/` is on another file system. Links to files that a `running` guest's QEMU uses stay.
+        A file's path is the agent's hard link, or imaged's own path if `disks/` is on another file
+        system. Keep links to files that a `running` guest's QEMU uses.
 
         Raises:
-            VirtbusError: 409 `disk_refused`: a file cannot be opened, is not regular or has other
-                names, its header names another file, or a device may not or cannot be used.
+            VirtbusError: 409 `disk_refused`: a file cannot be opened, is not regular, has other
+                names, or names another file in its header; or a device is forbidden or unusable.
                 Also the errors of `disk_sources`.
         """
         wanted = disk_sources(self._state, record, made, self._pools)
@@ -100,12 +100,11 @@ class HostDiskFiles:
 
     # --- new files of a running guest -----------------------------------------------------------
     def layer_pin(self, uid: str, volume: str, snapshot_uid: str) -> str:
-        """Return the path by which QEMU opens a disk's new file, when a snapshot is taken."""
         name = f"{LAYER_PIN}{volume}.{disk_name(snapshot_uid)}"
         return str(self._state / "vms" / uid / name)
 
     async def pin_layer(self, uid: str, volume: str, disk: SnapshotDisk, snapshot_uid: str) -> None:
-        """Check the new file of a disk, and link it to `layer_pin`; raises 409 `disk_refused`."""
+        """Check a disk's new file, and link it at `layer_pin`. Raises 409 `disk_refused`."""
         layer = self._state / DISKS / LAYERS / layer_name(snapshot_uid, disk.name)
         path = Path(self.layer_pin(uid, volume, snapshot_uid))
 
@@ -132,12 +131,11 @@ class HostDiskFiles:
         await in_thread(pin)
 
     async def unpin(self, pin: str) -> None:
-        """Remove a path of `layer_pin`, so that QEMU can no longer open the file by this path."""
         await in_thread(lambda: Path(pin).unlink(missing_ok=True))
 
     # --- files of backups -----------------------------------------------------------------------
     async def pin_backup(self, uid: str, disk: str, backup: str) -> str:
-        """Check imaged's staged file for a disk's backup; return our name of that file.
+        """Check imaged's staged file for a disk's backup, and return the agent's path of that file.
 
         Raises:
             VirtbusError: 409 `disk_refused`: the file cannot be opened, is no qcow2 file, has a
@@ -163,7 +161,7 @@ class HostDiskFiles:
         return await in_thread(pin)
 
     async def unpin_backup(self, uid: str, backup: str) -> None:
-        """Let imaged read a backup's files, which QEMU's user owns; remove our names of them."""
+        """Let imaged read a backup's files, which QEMU's user owns, and remove the agent's pins."""
         folder = self._state / "vms" / uid
 
         def unpin() -> None:
@@ -179,26 +177,18 @@ class HostDiskFiles:
         await in_thread(unpin)
 
     async def backup_pins(self) -> set[tuple[str, str]]:
-        """Return the uid of the VM and the id of the backup for all our names of backups' files."""
         names = (self._state / "vms").glob
         found = await in_thread(lambda: list(names(f"*/{BACKUP_PIN}*.*")))
         pins = {(path.parent.name, disk_of(path, BACKUP_PIN)) for path in found}
         return {pin for pin in pins if all(map(is_uid, pin))}
 
     async def protect_layers(self) -> bool:
-        """Keep all programs from changing layers; return False if there are no layers."""
         return await in_thread(lambda: layer_files.protect(self._state / DISKS / LAYERS))
 
     async def remove_layers(self, names: Sequence[str]) -> None:
-        """Remove layers by their file names; raises OSError."""
         await in_thread(lambda: layer_files.remove(self._state / DISKS / LAYERS, names))
 
     async def opened(self, uid: str, ref: VolumeRef) -> bool:
-        """Return True if any QEMU of this host has the volume's disk open.
-
-        For a shared volume, only the VM's own QEMU counts: other holders have the disk open, too.
-        """
-
         def ask() -> bool:
             try:
                 *folders, name = volume_place(ref)
@@ -213,7 +203,6 @@ class HostDiskFiles:
         return await in_thread(ask)
 
     async def drop_media(self, uid: str, sources: Mapping[str, DiskSource]) -> None:
-        """Remove our names of media that are not in `sources`. The caller has ejected these."""
         kept = {source.path for source in sources.values()}
 
         def drop() -> None:
@@ -250,9 +239,9 @@ class HostDiskFiles:
         return dataclasses.replace(source, path=path or source.path)
 
     def _device(self, volume: str, source: DiskSource) -> DiskSource:
-        """Return the source of a device of the node, with its size.
+        """Return the source of a node's device, with its size.
 
-        A device that the host uses, for example as a mounted file system, is refused.
+        Refuse a device that the host uses, for example for a mounted file system.
         """
         try:
             path = allowed_device(source.path, self._devices_allowed)
@@ -271,9 +260,10 @@ class HostDiskFiles:
         return dataclasses.replace(source, path=path, device_bytes=size_bytes)
 
     def _pinned(self, uid: str, volume: str, source: DiskSource, descriptor: int) -> str:
-        """Return the path of our hard link to the open file of a disk.
+        """Return the path of the agent's hard link to a disk's open file.
 
-        Empty if no hard link is possible, because `disks/` is on another file system.
+        Return an empty string if `disks/` is on another file system, where no hard link is
+        possible.
         """
         path = self._state / "vms" / uid / f"{PINNED}{source.pin}"
         found = os.fstat(descriptor)
@@ -292,9 +282,9 @@ class HostDiskFiles:
         return self._link(descriptor, path)
 
     def _check_shared(self, volume: str, descriptor: int) -> None:
-        """Raise `disk_refused` if a shared file has a name other than its own and those of its VMs.
+        """Raise `disk_refused` if a shared file has other names than its own and its VMs' pins.
 
-        Another VM may come or go during the count, so the names are counted up to five times.
+        Count up to five times, because another VM may come or go during the count.
         """
         found, names = _check_regular(volume, descriptor), 0
         for _ in range(RECOUNTS):
@@ -305,7 +295,7 @@ class HostDiskFiles:
         _check_file(volume, descriptor, names=names)
 
     def _link(self, descriptor: int, path: Path) -> str:
-        """Link an open file to `path`; return the path, empty if it is on another file system."""
+        """Link an open file at `path`. Return the path; empty if on another file system."""
         folder = os.open(path.parent, _DIRECTORY)
         try:
             os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=folder)
@@ -341,9 +331,9 @@ def opened_beneath(root: Path, folders: tuple[str, ...], name: str) -> Iterator[
 
 
 def _check_file(volume: str, descriptor: int, *, names: int) -> None:
-    """Raise `disk_refused` unless the file is regular and has `names` hard links.
+    """Raise `disk_refused` if the file is not regular, or its hard links are not `names` in number.
 
-    With more links it could be a foreign file.
+    With more links, the file could be a foreign file.
     """
     found = _check_regular(volume, descriptor)
     if found.st_nlink != names:

@@ -1,6 +1,6 @@
-"""Names the files of disks in their VM's folder, where only the agent can change names.
+"""Names disks' files in their VM's folder, where only the agent can change names.
 
-Such a name is a hard link, called a pin. `disk_files` makes the pins.
+Such a name is a hard link, called a *pin*. `disk_files` makes the pins.
 """
 
 import os
@@ -10,25 +10,25 @@ from virtbus.nodeagent.core.disk_sources import DISKS, disk_name, volume_place
 from virtbus.schemas.vm import VmRecord
 
 PINNED = "disk-"
-"""`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: our own name of a disk."""
+"""`<state_dir>/vms/<uid>/disk-<volume>.qcow2`: a disk's pin."""
 BACKUP_PIN = "backup-"
-"""`backup-<id>.<volume>.qcow2`: our own name of a file to which QEMU writes a backup."""
+"""`backup-<id>.<volume>.qcow2`: the pin of a file to which QEMU writes a backup."""
 LAYER_PIN = "layer-"
-"""`layer-<volume>.<snapshot uid>.qcow2`: our name of a disk's new file after a live snapshot."""
+"""`layer-<volume>.<snapshot uid>.qcow2`: the pin of a disk's new file after a live snapshot."""
 
 
 def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
-    """Remove our names of files that the VM's guest no longer uses.
+    """Remove the pins of files that the VM's guest no longer uses.
 
-    Our name of a volume's file would make the volume unusable for its next VM. The last name of a
-    file stays. While a guest is `running`, our names of former files of its disks stay, because its
-    QEMU knows the files by these names.
+    A left pin would make a volume unusable for its next VM. A pin that is the last name of a file
+    stays. While a guest is `running`, pins of its disks' former files stay, because QEMU knows the
+    files by these names.
     """
     disks = {*(one.name for one in record.spec.volumes), *record.volume_refs}
     own = disks - record.volume_refs.keys()
     found = disk_pins(state_dir / "vms" / record.uid)
     if all(name in own and not of_layer for _, name, of_layer in found):
-        return  # most VMs, so their files need no look
+        return  # most VMs: no need to examine their files
     places: dict[str, tuple[str, ...]] = {name: (record.uid, disk_name(name)) for name in disks}
     places |= {name: volume_place(ref) for name, ref in record.volume_refs.items()}
     current = {
@@ -38,7 +38,7 @@ def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
     }
     used = {name for path, name, _ in found if path in current}
     for path, name, of_layer in found:
-        # a drive may still have a former medium; `drop_media` removes our name of it later
+        # a drive may still have a former medium; `drop_media` removes its pin later
         former = running and name in used
         kept = path in current or former or (name in own and not of_layer)
         if not kept and path.lstat().st_nlink > 1:
@@ -46,7 +46,7 @@ def drop_pins(state_dir: Path, record: VmRecord, *, running: bool) -> None:
 
 
 def disk_pins(folder: Path) -> list[tuple[Path, str, bool]]:
-    """Return our names of disks in a VM's folder, their volumes, and True for a LAYER_PIN."""
+    """Return the pins in a VM's folder, with their volumes, and True for a LAYER_PIN."""
     prefixes = ((PINNED, False), (LAYER_PIN, True))
     try:
         paths = list(folder.iterdir())
@@ -61,7 +61,7 @@ def disk_pins(folder: Path) -> list[tuple[Path, str, bool]]:
 
 
 def disk_of(path: Path, prefix: str) -> str:
-    """Return the part of one of our names up to its first dot: a disk's name, or a backup's id."""
+    """Return a pin's text up to its first dot: a disk's name, or a backup's id."""
     return path.name.removeprefix(prefix).partition(".")[0]
 
 

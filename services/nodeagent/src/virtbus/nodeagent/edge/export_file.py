@@ -1,4 +1,4 @@
-"""Opens the file of an export, which imaged wrote, for reading by the agent."""
+"""Opens the file of an export, which imaged wrote, for the agent to read."""
 
 import os
 import stat
@@ -8,18 +8,17 @@ from virtbus.nodeagent.core.disk_sources import DISKS
 from virtbus.nodeagent.edge.disk_files import opened_beneath
 
 EXPORTS = "exports"
-"""`<state_dir>/disks/exports/<uid>/`: the folder in which imaged writes an export."""
+"""`<state_dir>/disks/exports/<uid>/`: the folder of an export."""
 CHUNK_BYTES = 256 * 1024
 
 
 class ExportFile:
-    """An opened export. All methods block on the disk, except `close`."""
+    """An opened export. `read` blocks on the disk."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def read(self, at: int) -> bytes:
-        """Return up to `CHUNK_BYTES` bytes from the offset `at` on; empty at the end."""
         return os.pread(self._descriptor, CHUNK_BYTES, at)
 
     def close(self) -> None:
@@ -27,10 +26,10 @@ class ExportFile:
 
 
 def open_export(state_dir: Path, export: str, format_: str) -> ExportFile | None:
-    """Return an export's file, opened for reading; None if there is no plain file with one name.
+    """Open an export's file; return None if it is no plain file with exactly one name.
 
-    imaged owns the folder. An attacker in imaged could link any file there, and the agent, which is
-    root, would send it. So a file that has another name elsewhere is not read (ADR 0030).
+    imaged owns the folder. An attacker in imaged could hard-link any file there, and the agent, as
+    root, would send the file. Only a file without another name is safe (ADR 0030).
     """
     try:
         with opened_beneath(state_dir / DISKS, (EXPORTS, export), f"disk.{format_}") as opened:

@@ -47,7 +47,7 @@ class DiskFreezes:
 
 
 def _read(path: Path) -> Frozen:
-    """Return the freeze in a file. If the file is unreadable, the freeze has the deadline 0."""
+    """Return the freeze in a file. An unreadable file gives the deadline 0."""
     try:
         data = json.loads(path.read_bytes())
         return Frozen(int(data["since_ns"]), int(data["until_ns"]))
@@ -57,7 +57,7 @@ def _read(path: Path) -> Frozen:
 
 
 async def _logged(work: Callable[[], None]) -> None:
-    """Run `work` in a thread, and log its error: a file that stays only costs one more thaw."""
+    """Run `work` in a thread, and only log its error: a left file merely costs another thaw."""
     try:
         await in_thread(work)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Keeps guests' file systems frozen until a deadline, even if the agent ends before it (ADR 0021).
+"""Keeps guests' file systems frozen until a deadline, even if the agent ends earlier (ADR 0021).
 
-The deadline is on disk before the guest is frozen. The agent thaws the guest after the deadline. If
-the deadline passed while no agent ran, the next agent thaws the guest when it starts. The thaw
-needs libvirt, but neither the bus nor a record.
+The deadline is on disk before the freeze. The agent thaws the guest after the deadline, or, if no
+agent runs then, at the start of the next agent. The thaw needs libvirt, but neither the bus nor a
+record.
 """
 
 import asyncio
@@ -23,26 +23,27 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 THAW_S = 10.0
-"""The time limit of one attempt to thaw."""
+"""The time limit of an attempt to thaw."""
 RETRY_S = (1.0, 30.0)
 NOT_FROZEN = frozenset(
     {"domain_state", "guest_agent_absent", "guest_agent_refused", "guest_frozen"}
 )
-"""A freeze that fails for one of these reasons has certainly not frozen the guest."""
+"""A freeze that failed for one of these reasons has not frozen the guest."""
 SIMULATED = "the guests of this node are simulated: they have no guest agent"
 NOT_RUNNING = "the guest is not running here; `virtbus vm get` shows its state"
 
 
 @dataclass
 class _Freeze:
-    """A freeze, its deadline on the loop's clock, and an event that wakes its task."""
+    """A freeze, with its deadline on the loop's clock and an event that wakes its task."""
 
     shown: Frozen
     until_s: float
     wake: asyncio.Event
     failed: bool = False
-    """True until the guest has confirmed the freeze. After a failure, the guest may be frozen
-    nevertheless, so `_until_over` thaws it."""
+    """True until the guest has confirmed the freeze. After a failure, the guest may still be
+    frozen, so `_until_over` thaws it.
+    """
 
     def end_at(self, until_s: float) -> None:
         self.until_s = until_s
@@ -82,12 +83,12 @@ class GuestFreezes:
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
-        """Keep all deadlines while the context is open, also those of an earlier agent."""
+        """Keep all deadlines within the context, including those of an earlier agent."""
         loop = asyncio.get_running_loop()
         async with background() as self._tasks:
             for uid, frozen in (await self._files.all()).items():
                 left_s = (frozen.until_ns - self._sources.time_ns()) / 1e9
-                # a clock that was set back must not extend a freeze
+                # a clock that goes back must not extend a freeze
                 self._begin(uid, frozen, loop.time() + min(left_s, FREEZE_MAX_S))
             yield
 
@@ -108,14 +109,17 @@ class GuestFreezes:
                 await self._first(uid, freeze, timeout_s)
             else:
                 await self._again(uid, before, timeout_s)
-            if self._freezes.get(uid) is not freeze:  # `ended` dropped it: the guest rebooted
+            if self._freezes.get(uid) is not freeze:  # dropped by `ended`: the guest rebooted
                 freeze = self._begin(uid, shown, loop.time() + for_s)
             freeze.shown, freeze.failed = shown, False
             freeze.end_at(loop.time() + for_s)
             self.heard(uid, "extended" if again else "frozen", "asked")
 
     async def _first(self, uid: str, freeze: _Freeze, timeout_s: float) -> None:
-        """Freeze a guest. If it may be frozen after an error, `_until_over` thaws it at once."""
+        """Freeze a guest.
+
+        After an error, `_until_over` at once thaws a guest that may be frozen.
+        """
         try:
             await self._ask(uid, timeout_s)
         except VirtbusError as error:
@@ -129,9 +133,10 @@ class GuestFreezes:
                 freeze.end_at(0.0)
 
     async def _again(self, uid: str, before: _Freeze, timeout_s: float) -> None:
-        """Freeze a guest again, for a new deadline. A guest that is still frozen refuses.
+        """Freeze a guest again, for a new deadline.
 
-        That refusal counts as success. After any other error, the earlier deadline stays in force.
+        The refusal of a guest that is still frozen counts as success. After any other error, the
+        earlier deadline stays in force.
         """
         done = False
         try:
@@ -185,7 +190,6 @@ class GuestFreezes:
         return freeze
 
     async def _until_over(self, uid: str, freeze: _Freeze) -> None:
-        """Thaw the guest after its deadline, and repeat that until it succeeds."""
         loop = asyncio.get_running_loop()
         pauses = delays(*RETRY_S, self._sources)
         while self._freezes.get(uid) is freeze:
@@ -212,4 +216,4 @@ class GuestFreezes:
 
 
 def _ignore(uid: str, change: FreezeChange, why: str) -> None:
-    """Ignore a change. The agent replaces this function once it listens."""
+    """The agent replaces this function once it listens."""

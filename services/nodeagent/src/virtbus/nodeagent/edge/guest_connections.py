@@ -1,4 +1,4 @@
-"""Opens connections from the host to its guests, for streams (ADR 0023)."""
+"""Opens connections from the host to its guests, for clients' streams (ADR 0023)."""
 
 import asyncio
 from collections import deque
@@ -14,12 +14,12 @@ from virtbus.schemas.streams import PortOpen
 
 CONNECT_S = 5.0
 CLOSE_S = 5.0
-"""Time that a guest has to read pending data after the end of the stream."""
+"""The time limit for a guest to read pending data after the end of the stream."""
 MAX_DATAGRAMS = 64
 
 
 class GuestConnections:
-    """The `GuestStreams` port: connections from the host to its guests."""
+    """The `GuestStreams` port."""
 
     def __init__(self, displays: LibvirtDisplays) -> None:
         self._displays = displays
@@ -71,8 +71,8 @@ def _silent(address: str, port: int, why: str) -> VirtbusError:
 async def close(writer: asyncio.StreamWriter) -> None:
     """Close the connection completely.
 
-    asyncio first sends the rest of its buffer. A guest that does not read would keep the connection
-    open for ever, so the connection is aborted after CLOSE_S.
+    asyncio first sends the rest of its buffer. After CLOSE_S, abort, because a guest that does not
+    read would keep the connection open for ever.
     """
     writer.close()
     try:
@@ -84,7 +84,7 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 
 class _Datagrams(asyncio.DatagramProtocol):
-    """Queues datagrams of the guest until they are forwarded. It keeps only the last 64."""
+    """Queues the last 64 datagrams of the guest that wait for `back`."""
 
     def __init__(self) -> None:
         self.received: deque[bytes] = deque(maxlen=MAX_DATAGRAMS)
@@ -96,7 +96,7 @@ class _Datagrams(asyncio.DatagramProtocol):
         self.wake.set()
 
     def error_received(self, exc: Exception) -> None:
-        """Ignore errors, such as a missing listener: datagrams may be lost."""
+        """Ignore errors, such as a missing listener, because datagrams may be lost."""
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
-"""Starts programs in a guest by its guest agent, and asks whether they have ended.
+"""Starts programs in a guest by its guest agent, and reads their results.
 
 libvirt has no call for `guest-exec`, so this module uses `qemuAgentCommand`. libvirt then marks the
-domain as tainted ("custom-ga-command"), which only a log and `virsh dominfo` show (ADR 0071).
+domain as tainted ("custom-ga-command"), visible only in a log and `virsh dominfo` (ADR 0071).
 """
 
 import base64
@@ -19,7 +19,7 @@ SIGNALLED = 128
 
 
 class MalformedError(VirtbusError):
-    """503 `guest_agent_silent`: the guest agent answers, but nothing that can be read."""
+    """503 `guest_agent_silent`: the guest agent's answer is malformed."""
 
     def __init__(self, command: str) -> None:
         message = f"the guest agent's answer to {command} is malformed"
@@ -27,7 +27,7 @@ class MalformedError(VirtbusError):
 
 
 def begin(words: Sequence[str], *, capture: bool) -> Callable[[libvirt.virDomain], int]:
-    """Return a call that starts a program, and returns its process id in the guest."""
+    """Return a call that starts a program and returns its process id in the guest."""
     arguments = {"path": words[0], "arg": list(words[1:]), "capture-output": capture}
 
     def run(domain: libvirt.virDomain) -> int:
@@ -52,7 +52,7 @@ def end(pid: int) -> Callable[[libvirt.virDomain], GuestExecuted | None]:
         if not isinstance(code, int):
             raise MalformedError("guest-exec-status")
         return GuestExecuted(
-            exit_code=code & 0xFF or min(abs(code), 1),  # in Windows a failure may be 0xC0000000
+            exit_code=code & 0xFF or min(abs(code), 1),  # Windows may fail with 0xC0000000
             stdout=_output(answer.get("out-data")),
             stderr=_output(answer.get("err-data")),
         )
@@ -71,7 +71,7 @@ def _ask(domain: libvirt.virDomain, command: str, arguments: dict[str, Any]) -> 
 
 
 def _output(text: object) -> bytes:
-    """Return the first bytes of an output; the guest may send anything."""
+    """The guest may send anything."""
     most_characters = EXEC_OUTPUT_BYTES // 3 * 4 + 4
     if not isinstance(text, str):
         return b""

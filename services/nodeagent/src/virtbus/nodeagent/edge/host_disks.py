@@ -1,7 +1,7 @@
-"""Opens files of the node that are disks of VMs, and makes those that are missing (ADR 0076).
+"""Opens files of the node that are disks of VMs, and makes missing files (ADR 0076).
 
-QEMU gets the descriptor of a file. So nobody can give QEMU another file by a link or a rename, and
-libvirt does not change the file's owner.
+QEMU gets a file's descriptor. A later link or rename therefore cannot exchange the file, and
+libvirt does not change its owner.
 """
 
 import os
@@ -12,7 +12,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.volume_ref import HostDisk
 
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Non-blocking, so that opening a FIFO cannot hang."""
+"""Non-blocking, because the opening of a FIFO would hang."""
 
 
 def open_disk(root: str, disk: HostDisk, *, readonly: bool) -> int:
@@ -20,8 +20,8 @@ def open_disk(root: str, disk: HostDisk, *, readonly: bool) -> int:
 
     Raises:
         VirtbusError: 409 `disk_refused`: the path is no plain file, has other names, or cannot be
-            opened. Or the file is missing or empty, and cannot be made because the spec gives no
-            capacity or the disk is read-only.
+            opened. Or the file is missing or empty, and the spec has no capacity or a read-only
+            disk.
     """
     folder, _, name = disk.path.rpartition("/")
     if len(folder) < len(root):
@@ -45,7 +45,7 @@ def _opened(disk: HostDisk, name: str, folder: int, *, readonly: bool) -> int:
     descriptor = os.open(name, mode | make | _FLAGS, 0o600, dir_fd=folder)
     try:
         _check(disk, os.fstat(descriptor), make=bool(make))
-        if not os.fstat(descriptor).st_size:  # new, or left by an agent that died here
+        if not os.fstat(descriptor).st_size:  # new, or an earlier agent died here
             os.ftruncate(descriptor, disk.capacity or 0)
             os.fsync(descriptor)
             os.fsync(folder)

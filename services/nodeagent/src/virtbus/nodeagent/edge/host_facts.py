@@ -17,9 +17,9 @@ def host_facts(
     accelerators: tuple[str, ...],
     versions: dict[str, str],
 ) -> HostFacts:
-    """Return the current facts. Between calls only the disk's facts change.
+    """Return the current facts. Only the disk's facts change between calls.
 
-    `reserve` takes the disk's size in bytes, and returns the bytes that must stay free.
+    `reserve` returns the bytes that must stay free on a disk of the given size in bytes.
     """
     disk = shutil.disk_usage(state_dir)
     return HostFacts(

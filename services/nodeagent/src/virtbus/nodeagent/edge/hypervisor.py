@@ -1,7 +1,7 @@
-"""Implements the `Hypervisor` port with libvirt: calls, events, reconnects.
+"""Implements the `Hypervisor` port with libvirt: calls, events, reconnections.
 
-A start takes long, a destroy takes 200 ms, and a hung guest may block a call for ever. So each kind
-of work has its own connections. Reads and events never wait for other work.
+A start takes long, a destroy takes 200 ms, and a hung guest may block a call for ever. Each kind of
+work therefore has its own connections, so that reads and events never wait for other work.
 """
 
 import asyncio
@@ -44,29 +44,32 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 READ_TIMEOUT_S = 10.0
 CHANGE_TIMEOUT_S = 60.0
-"""Time limit for defining, undefining and destroying a domain. libvirt itself waits up to 30 s for
-a domain's job lock, and 15 s for QEMU to die."""
+"""Time limit to define, undefine or destroy a domain. libvirt itself waits up to 30 s for a
+domain's job lock, and 15 s for the end of QEMU.
+"""
 MONITOR_TIMEOUT_S = 15.0
-"""Time limit of a call to a running QEMU, which may block for ever if that QEMU hangs (F9)."""
+"""Time limit of a call to a running QEMU. If QEMU hangs, the call may block for ever (F9)."""
 RESERVED_WORKERS = 5
-"""The number of libvirtd's worker threads that starts never use."""
+"""The number of libvirtd's worker threads that are closed to starts."""
 STUCK_LIMIT_TO_MEND = 4 * STUCK_LIMIT
-"""Reads and destroys are refused only while this many calls hang. This limit is higher than the one
-for other calls, because a destroy ends the calls that hang on its QEMU."""
+"""The limit of hanging calls for reads and destroys. Other calls have a lower limit, because a
+destroy ends the calls that hang on its QEMU.
+"""
 READS_AT_ONCE = 8
 CHANGES_AT_ONCE = 12
 GUESTS_ASKED_AT_ONCE = 3
-"""The limit of concurrent calls to quick guest agents. Calls to slow guest agents have the same
-limit, and so do freezes. A call to a silent guest agent takes 10 s."""
+"""The limit of concurrent calls to quick guest agents. Slow guest agents and freezes have the same
+limit each. A call to a silent guest agent takes 10 s.
+"""
 DISPLAYS_AT_ONCE = 3
 RECONNECT_S = (0.2, 1.0)
 EVENT_BACKLOG = 10_000
 _STILL = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PMSUSPENDED)
-"""The states of a guest whose CPUs do not run: paused, or asleep (suspended to RAM by itself)."""
+"""The states of a guest with stopped CPUs: paused, or asleep (self-suspended to RAM)."""
 
 
 class LibvirtHypervisor:
-    """The `Hypervisor` port on libvirt. Use as an async context manager."""
+    """The `Hypervisor` port on libvirt. Use it as an async context manager."""
 
     def __init__(self, uri: str, *, starts_at_once: int, calls: Threads | None = None) -> None:
         self._uri = uri
@@ -118,16 +121,14 @@ class LibvirtHypervisor:
         self._threads.close()
 
     def readings(self, run_dir: Path) -> LibvirtReadings:
-        """Return the port that lets guests serve their disks, on sockets below `run_dir`."""
         return LibvirtReadings(self._changes, run_dir)
 
     def sizes(self, node: str) -> LibvirtSizes:
-        """Return the port that asks the servers of the node's pools for the sizes of volumes."""
         return LibvirtSizes(self._asks, self._ends, self.logins, node)
 
     @property
     def healthy(self) -> bool:
-        """Return False if so many calls hang that the agent should be restarted (F10)."""
+        """False if so many calls hang that the agent should be restarted (F10)."""
         return self._threads.stuck < STUCK_LIMIT
 
     # --- domains --------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class LibvirtHypervisor:
         return await self._reads.run(run, "list domains", timeout_s=READ_TIMEOUT_S)
 
     async def uses(self, uid: str, folder: Path) -> bool:
-        """Return True if the VM has a domain or a lost guest that uses files below `folder`."""
+        """Also covers a lost guest."""
         if (lost := self._lost.of(uid)) is not None:
             return lost.uses(folder)
         found = await on_ours(
@@ -175,7 +176,7 @@ class LibvirtHypervisor:
     async def start(
         self, uid: str, *, paused: bool = False, files: Mapping[str, int] = NO_FILES
     ) -> None:
-        """Start the guest, paused if `paused`. Return once it is up; at once if it already is."""
+        """Return once the guest is up, at once for a guest that is already up."""
         self._lost.refuse(uid)
         await self._starts.run(uid, paused=paused, files=files)
 
@@ -196,14 +197,12 @@ class LibvirtHypervisor:
         return await self._if_active(uid, lambda domain: domain.reset(0), "reset the guest")
 
     async def reboot(self, uid: str) -> bool:
-        """Request a reboot by the guest agent if there is one, otherwise by ACPI."""
+        """Request a reboot by the guest agent, or by ACPI without a guest agent."""
         return await self._if_active(
             uid, lambda domain: domain.reboot(0), "ask the guest to reboot"
         )
 
     async def suspend(self, uid: str) -> None:
-        """Pause the guest's CPUs; no effect if the guest does not run."""
-
         def run(domain: libvirt.virDomain) -> None:
             if domain.isActive() and domain.state()[0] not in _STILL:
                 domain.suspend()
@@ -211,7 +210,7 @@ class LibvirtHypervisor:
         await self._ask(uid, run, "pause the guest")
 
     async def resume(self, uid: str) -> None:
-        """Resume the guest's CPUs, or wake a guest that sleeps; no effect on one that runs."""
+        """Resume a paused guest, or wake a sleeping guest."""
 
         def run(domain: libvirt.virDomain) -> None:
             if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
@@ -250,7 +249,7 @@ class LibvirtHypervisor:
     async def set_link(self, uid: str, device: str, *, up: bool) -> None:
         """Set the link of a NIC through QEMU's monitor.
 
-        libvirt does not know the NICs that a guest was started with.
+        libvirt does not know the NICs of a guest's start.
         """
         if not self._in_process:  # the test driver has no QEMU
             order = set_link(device, up=up)
@@ -274,8 +273,6 @@ class LibvirtHypervisor:
     async def _if_active(
         self, uid: str, work: Callable[[libvirt.virDomain], object], doing: str
     ) -> bool:
-        """Run `work` if the domain is active; return False if it is inactive or missing."""
-
         def run(domain: libvirt.virDomain) -> bool:
             active = bool(domain.isActive())
             if active:
@@ -291,7 +288,6 @@ class LibvirtHypervisor:
 
     # --- the host -------------------------------------------------------------------------
     async def versions(self) -> dict[str, str]:
-        """Return versions of libvirt and of the hypervisor, as `9.0.0`."""
         return await self._reads.run(
             lambda connection: {
                 "libvirt": _dotted(connection.getLibVersion()),
@@ -302,7 +298,6 @@ class LibvirtHypervisor:
         )
 
     async def max_vcpus(self) -> int:
-        """Return the maximum number of vCPUs of a domain on this host."""
         return await self._reads.run(
             lambda connection: connection.getMaxVcpus(None),
             "read limits",
@@ -314,9 +309,9 @@ class LibvirtHypervisor:
     async def events(self) -> AsyncIterator[AsyncIterator[DomainEvent]]:
         """Yield an iterator of domain events. Entering the context enables the events.
 
-        When libvirt is lost, the iterator yields AWAY without a uid. Once libvirt answers again,
-        the iterator yields an event with neither a uid nor a change: anything may have changed
-        meanwhile. The iterator begins with that event if libvirt did not answer at first.
+        When libvirt is lost, the iterator yields AWAY without a uid. Once libvirt answers again, it
+        yields an event without uid and change, because anything may have changed meanwhile. The
+        iterator begins with such an event if libvirt does not answer at first.
         """
         yield self._heard(listening=await self._listen())
 
@@ -347,8 +342,6 @@ class LibvirtHypervisor:
             delay_s = min(delay_s * 2, RECONNECT_S[1])
 
     async def _listen(self) -> bool:
-        """Enable the events; return False if libvirt cannot be reached."""
-
         def prepare(connection: libvirt.virConnect) -> None:
             listen(connection, self._from_thread)
 
@@ -359,11 +352,11 @@ class LibvirtHypervisor:
         return True
 
     def _from_thread(self, event: DomainEvent) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no listener
+        with contextlib.suppress(RuntimeError):  # the loop is closed, without a listener
             self._loop.call_soon_threadsafe(self._post, event)
 
     def _post(self, event: DomainEvent | None) -> None:
-        """Queue an event; None means that the connection to libvirt was lost."""
+        """Queue an event. None means a lost connection to libvirt."""
         try:
             self._queue.put_nowait(event and self._starts.event(event))
         except asyncio.QueueFull:

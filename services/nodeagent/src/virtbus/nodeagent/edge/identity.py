@@ -1,7 +1,7 @@
 """Reads a host's identity, and stores the ids of its agent's last instances.
 
 <state_dir>/agent/host-key  random key, made once; only its digest is sent
-<state_dir>/agent/lives     ids of the agent's last instances, one a line
+<state_dir>/agent/lives     ids of the agent's last instances, one per line
 <run_dir>/instance          `held <id>`, or `refused` and a reason, for imaged, netd and `doctor`
 """
 
@@ -22,7 +22,7 @@ LIVES_KEPT = 32
 
 
 class HostIdentity:
-    """Implements `instance.Lives`. This process must have locked the state folder."""
+    """Implements `instance.Lives`. This process must hold the lock of the state folder."""
 
     def __init__(self, state_dir: Path, run_dir: Path, boot_id: str = "") -> None:
         self._agent = state_dir / "agent"
@@ -30,7 +30,6 @@ class HostIdentity:
         self._boot = boot_id or _text(BOOT_ID)
 
     def me(self, uuid: Callable[[], str]) -> Me:
-        """Return a new instance of the agent on this host."""
         lock = (self._agent / "lock").stat()
         marks = HostMarks(
             key=_digest(self._key(uuid)),
@@ -75,5 +74,5 @@ def _text(path: Path) -> str:
 
 
 def _digest(text: str) -> str:
-    """Return a digest of 32 hex digits. An empty text means unknown, so its digest is empty."""
+    """Return a digest of 32 hex digits. An empty text (unknown) has an empty digest."""
     return hashlib.sha256(f"virtbus {text}".encode()).hexdigest()[:32] if text else ""

@@ -1,7 +1,7 @@
-"""Checks that KVM can run a guest here. The existence of /dev/kvm does not prove that.
+"""Checks that KVM can run a guest on this host. The existence of /dev/kvm is no proof.
 
-The probe is a real, tiny guest: SeaBIOS loads a boot sector that ends QEMU through the debug exit
-port. If KVM is broken the guest hangs, and the probe times out.
+The probe is a tiny guest: SeaBIOS loads a boot sector that ends QEMU through the debug exit port.
+With a broken KVM, the guest hangs, and the probe times out.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def boot_sector() -> bytes:
 async def usable(qemu: Path) -> bool:
     """Return True if KVM boots the probe within 0.5 s, or within 3 times TCG's time.
 
-    A nested or paravirtual KVM may boot a sector and still be useless. On a host whose Linux guests
+    A nested or paravirtual KVM may boot a sector and still be useless. On a host where Linux guests
     hang, the probe took 2.7 s with KVM, and 0.08 s with TCG.
     """
     kvm_s = await boots_in_s(qemu, "kvm")
@@ -45,7 +45,7 @@ async def usable(qemu: Path) -> bool:
 
 
 async def boots_in_s(qemu: Path, accelerator: str) -> float | None:
-    """Return the seconds in which QEMU boots the probe; None if it fails. QEMU is always ended."""
+    """Return the seconds of QEMU's boot of the probe; None for a failure. QEMU always ends."""
     if accelerator == "kvm" and not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return None
     loop = asyncio.get_running_loop()

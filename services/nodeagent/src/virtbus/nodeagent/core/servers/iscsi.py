@@ -6,7 +6,7 @@ from virtbus.bus.runtime.pool_settings import IscsiPool
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.nodeagent.core.servers.port import FirstWords, Login, Server, auth
 
-# RFC 7143, 11.12 and 11.13: a login for discovery, which each target must understand.
+# RFC 7143, 11.12 and 11.13: every target must understand a login for discovery.
 _ISCSI_LOGIN, _ISCSI_LOGIN_ANSWER = 0x43, 0x23
 _ISCSI_TO_OPERATIONAL = 0x81
 _ISCSI_HEAD = struct.Struct(">BB2xBBH8s28x4x")
@@ -17,7 +17,7 @@ _ISCSI_KEYS = (
 
 def _iscsi_login() -> bytes:
     data = _ISCSI_KEYS + bytes(-len(_ISCSI_KEYS) % 4)
-    isid = bytes((0x80, 0, 0, 0, 0, 0, 0, 0))  # of the type "random", for a new session
+    isid = bytes((0x80, 0, 0, 0, 0, 0, 0, 0))  # type "random", for a new session
     head = (_ISCSI_LOGIN, _ISCSI_TO_OPERATIONAL, 0, 0, len(_ISCSI_KEYS), isid)
     return _ISCSI_HEAD.pack(*head) + data
 
@@ -26,7 +26,7 @@ _WORDS = FirstWords(
     _iscsi_login(),
     _ISCSI_HEAD.size,
     lambda answer: answer[0] & 0x3F == _ISCSI_LOGIN_ANSWER,
-    lambda _answer: "",  # a portal that refuses a discovery without a login answers, too
+    lambda _answer: "",  # a refusal without a login is an answer, too
 )
 
 
@@ -34,15 +34,12 @@ class IscsiServer(Server[IscsiPool]):
     """An iSCSI portal, with CHAP if there is a login."""
 
     def source(self, place: str, login: Login | None) -> Element:
-        """Return the `<source>`."""
         host = el("host", name=self.pool.host, port=self.pool.port)
         return el("source", host, auth(login), protocol="iscsi", name=place)
 
     def first_words(self) -> FirstWords:
-        """Return a login for discovery."""
         return _WORDS
 
     def login(self, id_: str) -> Login | None:
-        """Return the login of CHAP."""
         pool = self.pool
         return Login("iscsi", pool.user, pool.secret_file, id_) if pool.user else None

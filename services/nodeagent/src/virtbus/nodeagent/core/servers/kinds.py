@@ -1,4 +1,4 @@
-"""Chooses the `Server` of a pool by the pool's kind. Each kind has a module here (ADR 0060)."""
+"""Chooses the `Server` of a pool. Each kind of pool has a module in this package (ADR 0060)."""
 
 from typing import Any
 

@@ -8,13 +8,13 @@ from virtbus.nodeagent.core.servers.port import FirstWords, Login, Server
 
 # The NBD protocol, "Newstyle negotiation" (doc/proto.md of NetworkBlockDevice/nbd).
 _NBD_GREETING = b"NBDMAGICIHAVEOPT"
-"""The first bytes of a server with the newer handshake, which named exports need."""
+"""The first bytes of a server with the newer handshake. Named exports need this handshake."""
 _NBD_OPTION = struct.Struct(">8sII")
 _NBD_FIXED_NEWSTYLE = struct.pack(">I", 1)
 _NBD_STARTTLS, _NBD_INFO = 5, 6
 _NBD_ACK, _NBD_TLS_REQUIRED, _NBD_UNKNOWN = 1, 2**31 + 5, 2**31 + 6
 _NBD_ANSWER = struct.Struct(">16sHQIII")
-"""The greeting and its flags, then the magic, option, type and length of the first reply."""
+"""The greeting and its flags; then magic, option, type and length of the first reply."""
 
 
 class NbdServer(Server[NbdPool]):
@@ -26,14 +26,14 @@ class NbdServer(Server[NbdPool]):
         self.needs_qemus_user = pool.tls  # only that user may read the keys
 
     def source(self, place: str, login: Login | None) -> Element:
-        """Return the `<source>`. It always has `tls`: otherwise libvirt's default would apply."""
+        """Always set `tls`, because libvirt has a default."""
         del login
         host = el("host", name=self.pool.host, port=self.pool.port)
         tls = "yes" if self.pool.tls else "no"
         return el("source", host, protocol="nbd", name=place, tls=tls)
 
     def first_words(self) -> FirstWords:
-        """Return a request for TLS; for a pool without TLS, a request for facts about an export."""
+        """Ask for TLS, or, in a pool without TLS, for facts about an export."""
         name = min(self.pool.volumes.values(), default="")
         option, data = _NBD_STARTTLS, b""
         if not self.pool.tls:

@@ -6,10 +6,10 @@ from virtbus.bus.runtime.pool_settings import NfsPool
 from virtbus.nodeagent.core.element import Element, el
 from virtbus.nodeagent.core.servers.port import FirstWords, Login, Server
 
-# RFC 5531: a call of the procedure NULL of NFS (RFC 1813), in one record.
+# A call of NFS' procedure NULL (RFC 5531, RFC 1813), in one record.
 _NFS_CALL = struct.pack(">11I", 2**31 + 40, 1, 0, 2, 100003, 3, 0, 0, 0, 0, 0)
 _NFS_REPLY = struct.Struct(">7I")
-"""The record's mark; then number, direction, acceptance, verifier (two words) and result."""
+"""The record's mark; then number, direction, acceptance, verifier (two words), result."""
 
 
 def _why_not(answer: bytes) -> str:
@@ -33,7 +33,6 @@ class NfsServer(Server[NfsPool]):
         self.needs_qemus_user = pool.user is None
 
     def source(self, place: str, login: Login | None) -> Element:
-        """Return the `<source>`, with the ids that the server sees, if the pool sets them."""
         del login
         pool, ids = self.pool, None
         if pool.user is not None:
@@ -41,5 +40,4 @@ class NfsServer(Server[NfsPool]):
         return el("source", el("host", name=pool.host), ids, protocol="nfs", name=place)
 
     def first_words(self) -> FirstWords:
-        """Return a call of the procedure NULL."""
         return _WORDS

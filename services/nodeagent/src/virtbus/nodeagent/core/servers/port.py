@@ -1,4 +1,4 @@
-"""Defines the port of a pool's server. Each kind of server has one module that implements it."""
+"""Defines the port of a pool's server. One module per kind of server implements the port."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -20,37 +20,40 @@ class Login:
     user: str
     secret_file: str
     id: str
-    """The UUID of libvirt's secret. For a guest's volume it is the volume's uid. If the volume is
-    shared, the UUID is made of the uids of volume and VM. So no two guests share a secret."""
+    """The UUID of libvirt's secret: the volume's uid, or for a shared volume a UUID from the uids
+    of volume and VM. Thus no two guests share a secret.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class FirstWords:
-    """The bytes that a client sends first, and the judgement of the answer.
+    """The bytes that a probe sends first, and the judgement of the answer.
 
-    The bytes contain no login and no key. So a probe proves that the server answers, but not that
-    each of its volumes can be opened. Only QEMU finds that out, at the start of a guest.
+    The bytes contain no login and no key. A probe therefore only proves that the server answers.
+    QEMU finds out at a guest's start if a volume can be opened.
     """
 
     sent: bytes
     answer_bytes: int
-    """The bytes of the answer that are read."""
+    """The number of bytes of the answer to read."""
     is_greeting: Callable[[bytes], bool]
-    """Return True if the bytes, at most `answer_bytes`, are from a server with this protocol."""
+    """Returns True if up to `answer_bytes` bytes are from a server with this protocol."""
     why_not: Callable[[bytes], str]
-    """Return why the pool cannot use a server with this answer; empty if it can."""
+    """Returns the reason for which the pool cannot use a server with this answer, or an empty
+    string.
+    """
 
 
 class Server(ABC, Generic[P]):
     """The server of one pool.
 
-    A place is the data of one volume there: an export, a unit, an image or a file.
+    A *place* has the data of one volume on the server: an export, a unit, an image or a file.
     """
 
     tells_sizes = False
-    """True if the server reports the sizes of its places by NBD, without a login or a key."""
+    """True if the server reports sizes of its places by NBD, without a login or key."""
     needs_qemus_user = False
-    """True if a QEMU can use the server only if it runs as the user that guests' QEMUs run as."""
+    """True if only a QEMU that runs as the user of guests' QEMUs can use the server."""
 
     def __init__(self, pool: P) -> None:
         self.pool: P = pool
@@ -61,16 +64,16 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def first_words(self) -> FirstWords:
-        """Return the words that a probe sends, and the judgement of the answer."""
+        """Return the bytes of a probe, and the judgement of the answer."""
 
     def login(self, id_: str) -> Login | None:
-        """Return the login, whose secret has the UUID `id_`; None if the server needs no login."""
+        """Return the login, with the UUID `id_` for its secret; None without a login."""
         del id_
         return None
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the server's hosts. If one of them answers, the server counts as present."""
+        """The server's hosts. If one host answers, the server counts as present."""
         return (self.pool.host,)
 
 
