@@ -26,7 +26,7 @@ class DeviceVolumes:
     """The volumes on devices. A caller holds the lock of the volume."""
 
     def __init__(self, devices: Devices, threads: DiskThreads, folder: Path) -> None:
-        """`folder` is for raw copies, which are files without a name. So a crash leaves none."""
+        """`folder` is for raw copies: files without a name, so that a crash leaves none."""
         self._devices = devices
         self._threads = threads
         self._folder = folder
@@ -105,7 +105,7 @@ class DeviceVolumes:
         """Clear the device and its marks; return False if the device is not the volume's.
 
         Raises:
-            VirtbusError: 503 `volume_wiping`: the device is not cleared yet, and the caller repeats
+            VirtbusError: 503 `volume_wiping`: the device is not cleared yet; the caller must repeat
                 the call. The errors of `Devices.opened`.
         """
         loop = asyncio.get_running_loop()

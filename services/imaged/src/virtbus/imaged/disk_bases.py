@@ -11,7 +11,7 @@ from virtbus.schemas.image import ImageFormat
 def base_of(store: ImageStore, disk: DiskRequest, found: Overlay) -> str:
     """Return the digest of an existing disk's image, empty for an empty disk.
 
-    `found` is the lowest overlay of the disk: the disk itself, unless it rests on layers.
+    `found` is the lowest layer of the disk, or the disk itself if it has no layers.
 
     Raises:
         VirtbusError: 409 `disk_mismatch`: only one of the disk and the request has an image, the

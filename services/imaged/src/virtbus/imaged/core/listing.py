@@ -38,7 +38,7 @@ def page_of(images: Mapping[str, ImageInfo], links: Iterable[NameLink], after: s
 
 
 def _shown(image: ImageInfo) -> ImageInfo:
-    """Return the image with as many of its names as fit into a page."""
+    """Limit the names of an image to those that fit into a page."""
     names = names_within(image.names, PAGE_BYTES - _IMAGE_BYTES)
     more = len(image.names) - len(names)
     return image.model_copy(update={"names": names, "more_names": more})
@@ -47,7 +47,7 @@ def _shown(image: ImageInfo) -> ImageInfo:
 def keys_of(
     links: Iterable[NameLink], used_s: Mapping[str, float], digests: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return the sorted keys of the names of the images `digests`, and of these digests.
+    """Return the sorted keys of the images `digests` and of their names.
 
     The result has at most `MAX_IMAGE_KEYS` keys: those of the most recently used names.
     """

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class AliasFiles:
     """The sources of names, in order: files, settings (`extra`), and virtbus' own images.
 
-    A file or a folder that cannot be used does not affect the others.
+    An unusable file or folder does not affect the other sources.
     """
 
     def __init__(
@@ -156,7 +156,6 @@ def _state(path: Path) -> tuple[str, int, int, int]:
 
 
 def _file(path: Path) -> RuleFile:
-    """Read one file. An unreadable file has a problem and no rules."""
     try:
         # A FIFO would block the reader.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
