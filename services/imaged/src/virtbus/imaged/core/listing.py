@@ -24,7 +24,7 @@ def listing(images: Mapping[str, ImageInfo], links: Iterable[NameLink]) -> tuple
 
 
 def page_of(images: Mapping[str, ImageInfo], links: Iterable[NameLink], after: str) -> HeldImages:
-    """Return the images after the digest `after` that fit into a page, and at least one."""
+    """Return a page of the images after the digest `after`: at least one image, if any is left."""
     found = listing({d: image for d, image in images.items() if d > after}, links)
     left_bytes = PAGE_BYTES
     page: list[ImageInfo] = []

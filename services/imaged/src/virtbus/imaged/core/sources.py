@@ -19,7 +19,7 @@ class Validators:
 
     @property
     def if_range(self) -> str:
-        """Return the value of `If-Range`, or empty if the source offers none."""
+        """The value of `If-Range`, which must not be a weak tag; empty if there is no value."""
         return self.etag if self.etag and not self.etag.startswith("W/") else self.last_modified
 
 

@@ -2,8 +2,10 @@
 
 A file has a configuration as in Virtlet's folder of translations, or an object that `kubectl get -o
 yaml` writes: a VirtletImageMapping, the ConfigMap `virtlet-image-translations`, or a list of them.
- If two rules had the same name, Virtlet used a random rule. In virtbus, rules of a VirtletImageMapping precede rules of a file, and two rules for one name
-in the same layer are a problem (`image_aliases`).
+
+If two rules had the same name, Virtlet used a random rule. In virtbus, rules of a
+VirtletImageMapping precede rules of a file, and two rules for one name in the same layer are a
+problem (`image_aliases`).
 """
 
 from collections.abc import Iterator

@@ -52,7 +52,6 @@ class ExportFiles:
         self.space = space
 
     def path(self, export: str, format_: str) -> Path:
-        """Return the path of a published export."""
         return self._root / check_uid(export) / f"disk.{format_}"
 
     def published(self, export: str) -> ExportResult | None:
@@ -73,7 +72,7 @@ class ExportFiles:
         """Return the key of a published export's links; raises as `begin`.
 
         If the export has no key yet, `new` becomes its key. The removal of the export removes the
-        key, and all links are invalid then.
+        key, and so invalidates all links.
         """
         try:
             with self._open(export) as folder:
@@ -150,11 +149,14 @@ class ExportFiles:
             return
         except OSError as error:
             raise store_error(error) from error
-        with contextlib.suppress(OSError):  # other exports are there
+        with contextlib.suppress(OSError):  # other exports may be in it
             self._root.rmdir()
 
     def expire(self, older_s: float, busy: Collection[str]) -> list[str]:
-        """Remove exports without a change for `older_s`, except `busy` ids; return removed ids."""
+        """Remove exports without a change for `older_s`; return their ids.
+
+        Exports in `busy` stay.
+        """
         try:
             with openat2.opened_directory(self._root) as root:
                 found = {

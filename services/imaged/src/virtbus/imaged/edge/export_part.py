@@ -15,7 +15,6 @@ class ExportPart:
         self.descriptor = descriptor
 
     def close(self) -> None:
-        """Close the file, which stays on the disk."""
         os.close(self.descriptor)
 
     @property
@@ -25,7 +24,6 @@ class ExportPart:
 
     @property
     def size_bytes(self) -> int:
-        """Return the length of the file."""
         return os.fstat(self.descriptor).st_size
 
     def read(self, at: int) -> bytes:

@@ -45,7 +45,8 @@ class ImageUsers:
     def found(self) -> Iterator[FoundDisk]:
         """Yield all layers, and all disks that may rest on images.
 
-        The disks of VMs are listed first and last, so that no disk is missed that moves meanwhile.
+        The disks of VMs are listed first and last, so that a disk that moves meanwhile is not
+        missed.
         """
         frozen = SnapshotFolders(self._pools.files.root).find()
         volumes, quarantine = self._pools.local.find(), self._quarantine.find()

@@ -16,7 +16,7 @@ from virtbus.schemas.wire import encode_json, read
 
 CHUNK_BYTES = 1024**2
 CHECKPOINT_BYTES = 64 * 1024**2
-"""Bytes between fsyncs of a resumable part. A crash loses at most about this many."""
+"""Bytes between fsyncs of a resumable part. A crash loses at most about as many bytes."""
 NOTE_SUFFIX = ".json"
 _ZEROS = bytes(64)
 _FICLONE = 0x40049409
@@ -65,8 +65,8 @@ class PartialDownload:
 
     All methods block on the disk. Call them one at a time, and not on the event loop. `room` raises
     `image_quota` or `disk_full` before a limit of the store is crossed. The metadata file counts
-    only fsynced bytes. Otherwise a power cut could leave holes, and a resumed transfer without a
-    pinned digest would take them for content. An error of the file system is raised as
+    only fsynced bytes. A power cut could leave holes in later bytes, and a resumed transfer without
+    a pinned digest would take the holes for content. An error of the file system is raised as
     `disk_full` or `store_error`.
     """
 
@@ -120,7 +120,7 @@ class PartialDownload:
     def restart(self, note: PartNote | None) -> None:
         """Drop all bytes.
 
-        `note` is the metadata of the bytes to come; with None no transfer can continue them.
+        `note` is the metadata of the bytes to come; None if no transfer can continue these bytes.
         """
         self._untouched = False
         openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
@@ -210,7 +210,7 @@ class PartialDownload:
 
     @translated()
     def close(self, *, keep: bool) -> None:
-        """Close the file; remove it unless `keep` is True and a transfer can resume it."""
+        """Close the file. It stays if `keep` is True and a transfer can resume it."""
         if self._fd < 0:
             return
         try:

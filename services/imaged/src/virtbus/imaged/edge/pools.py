@@ -2,7 +2,7 @@
 
 All methods block on the disk. A pool that hangs blocks the thread that measures it, so
 `pool_probes.py` reports it as Slow, then Gone. Work on the volumes of a pool that is Gone is
-refused, and lists of volumes leave its volumes out.
+refused, and lists of volumes do not have them.
 """
 
 import logging
@@ -192,7 +192,7 @@ class Pools:
         """Return the volumes on devices of a pool; none of a device that cannot be opened."""
         found = []
         for key in pool.volumes:
-            if f"{key}/" <= after:  # the folder of the key, `<key>.<uid>`, sorts before this
+            if f"{key}/" <= after:  # the folder of the key, `<key>.<uid>`, sorts before `<key>/`
                 continue
             try:
                 held = self.devices.held(name, key)

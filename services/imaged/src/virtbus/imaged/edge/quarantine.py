@@ -2,7 +2,7 @@
 
 An entry is a VM's renamed directory of disks: `<disks>/quarantine/<entry>/`. Its manifest has the
 VM, the time and the reason. The quarantine is below the directory of the disks, because a rename
-does not cross mounts, and the sandbox of imaged's service mounts its directories one by one.
+does not cross mounts, and the systemd unit of imaged mounts each of its directories separately.
 """
 
 import contextlib
@@ -122,7 +122,7 @@ class QuarantineFiles:
             raise store_error(error) from error
 
     def entries(self) -> list[QuarantineEntry]:
-        """Return all entries, sorted by name, without those that are removed meanwhile.
+        """Return all entries, sorted by name, without entries that are removed meanwhile.
 
         Raises:
             VirtbusError: 503 `store_error`.
@@ -137,7 +137,7 @@ class QuarantineFiles:
         return found
 
     def get(self, entry: str) -> QuarantineEntry:
-        """Return one entry. Without a readable manifest it has only facts from its name and files.
+        """Return one entry, with facts from its name and files if its manifest cannot be read.
 
         Raises:
             VirtbusError: 404 `no_entry`. 503 `store_error`.

@@ -21,7 +21,7 @@ class Route:
     """The proxy, TLS contexts and logins of requests to an image server.
 
     `own_tls`, `server_name` and `authorization` are for the server of the image's URL only. The
-    rest is for all servers of the pull.
+    other fields are for all servers of the pull.
     """
 
     proxy: str | None = None
@@ -38,8 +38,8 @@ DIRECT = Route()
 def route_of(transport: Transport, where: str, folder: Path) -> Route:
     """Read the files that a transport names, relative to `folder`.
 
-    `where` names the transport's rule in errors.
-    Blocks on the disk. Files are read for each pull, so they can be replaced at any time.
+    `where` names the transport's rule in errors. Each pull reads the files, so they can be replaced
+    at any time. Blocks on the disk.
 
     Raises:
         VirtbusError: 503 `image_transport_invalid` with every file that cannot be used.
@@ -93,7 +93,7 @@ class _Files:
             )
         if certificate is not None:
             key = transport.client_key_file or certificate
-            # Without a password, OpenSSL would ask for one at the terminal.
+            # The empty password keeps OpenSSL from asking for a password at the terminal.
             self._read(
                 "client_certificate_file",
                 lambda: context.load_cert_chain(

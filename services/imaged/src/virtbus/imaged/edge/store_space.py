@@ -49,7 +49,6 @@ class StoreSpace:
 
     @property
     def quota_bytes(self) -> int:
-        """Return the quota, 0 if there is none."""
         return self._limits.quota_bytes
 
     def make_room_by(self, make_room: MakeRoom) -> None:
@@ -126,7 +125,7 @@ class StoreSpace:
     def sweep_parts(self) -> None:
         """Remove parts that cannot resume, or that are older than MAX_PART_AGE_S.
 
-        Call it at the start, before any transfer.
+        Call this method at the start, before any transfer.
         """
         oldest = time.time() - MAX_PART_AGE_S
         names = set(openat2.names(self._parts_fd))
@@ -159,7 +158,7 @@ class StoreSpace:
         return dropped
 
     def drop(self, part: str) -> None:
-        """Remove a part that is not needed any more, unless a transfer uses it."""
+        """Remove a part that is not needed any more; no effect while a transfer uses the part."""
         with self._lock:
             if part not in self._open:
                 _drop(part, self._parts_fd)
@@ -212,11 +211,9 @@ class PartRoom:
         self._space.check(self._part, more_bytes)
 
     def reserve(self, more_bytes: int) -> None:
-        """Check that this number of bytes fits, and reserve them for this part."""
         self._space.reserve(self._part, more_bytes)
 
     def release(self) -> None:
-        """Give the room back: the transfer ends."""
         self._space.release(self._part)
 
 
