@@ -59,7 +59,7 @@ class FillParts:
 class Fills:
     """The copies into volumes of a node.
 
-    During a copy, the volume is locked, and so is the VM or volume whose disk is copied.
+    A copy locks the volume, and the VM or volume whose disk is copied.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Measures the pools of kind `local` at intervals, each in a thread of its own (ADR 0060).
 
-A pool that hangs delays no other pool. It becomes Slow, then Gone, until its thread returns.
+A pool that hangs delays no other pool. Its state is Slow, then Gone, until its thread returns.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ class ImageUsers:
         self._layers = LayerFolder(pools.files.root)
 
     def used(self) -> dict[str, set[str]]:
-        """Return, by digest of an image, the uids of VMs, volumes and snapshots that use it."""
+        """Return the users of images by digest: the uids of VMs, volumes and snapshots."""
         used: dict[str, set[str]] = {}
         for found in self.found():
             if found.digest:

@@ -2,7 +2,7 @@
 
 An entry is a VM's renamed directory of disks: `<disks>/quarantine/<entry>/`. Its manifest has the
 VM, the time and the reason. The quarantine is below the directory of the disks, because a rename
-does not cross mounts, and the systemd unit of imaged mounts each of its directories separately.
+does not cross mounts, and the service of imaged mounts each of its directories separately.
 """
 
 import contextlib

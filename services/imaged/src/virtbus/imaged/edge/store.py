@@ -298,7 +298,7 @@ class ImageStore:
         with self._linking:
             fresh, self._fresh = self._fresh, set()
             for name in fresh & set(self._links):
-                at_s = self._names_used_s.get(name, time.time())  # it may be forgotten now
+                at_s = self._names_used_s.get(name, time.time())  # may be forgotten now
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(file_name(name), (at_s, at_s), dir_fd=self._links_fd)
             known = {file_name(name) for name in list(self._links)}
