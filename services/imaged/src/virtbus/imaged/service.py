@@ -77,10 +77,10 @@ VERBS["pull"] = 1024
 transfer. A controller sends at most 256 pull requests at once, shared among accounts."""
 VERBS["upload"] = 16
 WAITING = {"upload": 48}
-"""Maximum number of requests that wait for a slot, by verb, for verbs with large requests."""
+"""Maximum number of requests that wait for a slot. Only verbs with large requests have an entry."""
 CROWDED = 1.1
-"""If there are more than CROWDED times `max_names` (setting) image names, some are removed at once,
-not only after GC_INTERVAL_S."""
+"""If there are more than CROWDED times `max_names` (setting) image names, names are removed at once
+and not only after GC_INTERVAL_S."""
 GC_INTERVAL_S = 3600.0
 GC_GRACE_S = 3600.0
 """Time that an image without names and disks is kept after its last use."""

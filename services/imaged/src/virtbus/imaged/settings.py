@@ -182,7 +182,7 @@ class Settings(ServiceSettings):
 
     @property
     def downloads(self) -> DownloadLimits | None:
-        """Return the settings of the HTTP server, None if there is none."""
+        """Return the settings of the HTTP server; None without `download_address`."""
         if not self.download_address:
             return None
         pair = None
@@ -204,17 +204,14 @@ class Settings(ServiceSettings):
 
     @property
     def space(self) -> SpaceLimits:
-        """Return the limits of the store's disk."""
         return SpaceLimits(self.min_free_bytes, self.min_free_ratio, self.quota_bytes)
 
     @property
     def uploads(self) -> UploadLimits:
-        """Return the limits of uploads."""
         return UploadLimits(self.max_pulls, self.max_uploads)
 
     @property
     def limits(self) -> TransferLimits:
-        """Return the limits of a transfer."""
         return TransferLimits(
             max_bytes=self.max_bytes,
             max_virtual_bytes=self.max_virtual_bytes,

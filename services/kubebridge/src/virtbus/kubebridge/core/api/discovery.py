@@ -47,7 +47,7 @@ def api_groups() -> dict[str, Any]:
 def api_resources(version: str) -> dict[str, Any]:
     """Return the body of `GET /apis/subresources.kubevirt.io/<version>`.
 
-    It lists all verbs, including those without support.
+    The body lists all verbs, even verbs that virtbus does not support.
     """
     return {
         "kind": "APIResourceList",
