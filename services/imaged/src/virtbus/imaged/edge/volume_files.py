@@ -249,7 +249,7 @@ class VolumeFolders(DiskFolders):
         return HeldVolume(folder=folder, ref=note.ref, holder=note.holder)
 
     def refuse_used(self, folder: str) -> None:
-        """Raise 409 `volume_in_use` if the disk's file has a pin: a VM of this host has it."""
+        """Raise 409 `volume_in_use` if a pin shows that a VM of this host has the disk's file."""
         names = 1
         for file in (DISK + SUFFIX, SHARED):
             try:

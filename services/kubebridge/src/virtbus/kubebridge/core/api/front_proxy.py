@@ -16,7 +16,7 @@ NAMESPACE, NAME = "kube-system", "extension-apiserver-authentication"
 
 
 class User(NamedTuple):
-    """The user of a request, as the API server has authenticated it."""
+    """The user of a request, as the API server has authenticated the user."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class User(NamedTuple):
 
 
 class FrontProxy(NamedTuple):
-    """The front proxy. `ca` (PEM) signs its certificate, whose common name must be in `names`.
+    """The front proxy, whose certificate is signed by `ca` (PEM) and has a name in `names`.
 
     If `names` is empty, any certificate that `ca` signed is accepted. Without `ca`, no certificate
     is accepted.

@@ -11,7 +11,7 @@ class Table:
         self.rows = rows
         self.by_path = {row.path: row for row in rows}
         self.place = {row.path: place for place, row in enumerate(rows)}
-        """Position of each row. If several rows have the same `to`, the earliest counts."""
+        """Position of each row. If several rows have the same `to`, the earliest row counts."""
         if len(self.place) != len(rows):
             msg = "a field has two rows"
             raise ValueError(msg)

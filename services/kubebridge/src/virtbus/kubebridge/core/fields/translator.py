@@ -42,7 +42,7 @@ class Translation:
     origin: dict[Path, str] = field(default_factory=dict)
 
     def put(self, path: Path, value: Any, origin: str) -> None:
-        """Set a field of `ours`, unless it is already set."""
+        """Set a field of `ours`; a field that is already set keeps its value."""
         if path not in self.origin:
             self.origin[path] = origin
             _put(self.ours, path, value)
@@ -61,7 +61,7 @@ class Translation:
 
 
 def walk(value: Any, table: Table, prefix: str) -> Translation:
-    """Translate `value` by the table. `prefix` is its path in the manifest."""
+    """Translate `value` by the table; `prefix` is the path of `value` in the manifest."""
     walked = Translation()
     steps: list[tuple[int, Path, Any, str]] = []
     for one in _walk(value, "", prefix, (), table):
@@ -101,7 +101,7 @@ def _walk(
 
 
 def _is_odd(value: Any, kind: FieldType) -> bool:
-    """Return True for a bool in place of a number, and for a map with other values than strings."""
+    """Return True for a bool as a number, and for a map with values that are not strings."""
     if kind is FieldType.MAP:
         return not all(isinstance(one, str) for one in value.values())
     return isinstance(value, bool) and kind in {FieldType.NUMBER, FieldType.QUANTITY}

@@ -1,7 +1,4 @@
-"""Declares the fields of disk contents, networks and SSH keys.
-
-The fields are `volumes`, `networks` and `accessCredentials`.
-"""
+"""Declares the fields `volumes`, `networks` and `accessCredentials`."""
 
 from virtbus.kubebridge.core.fields.row import Field, FieldType, below, ignored, mapped, refused
 from virtbus.kubebridge.core.objects.quantity import whole

@@ -28,8 +28,8 @@ from virtbus.schemas.security_group_api import (
 )
 
 DENIED = "NotTranslated"
-"""Reason of the Event about parts of a policy that allow nothing, because virtbus cannot express
-them."""
+"""Reason of the Event about parts of a policy that virtbus cannot express. These parts allow
+nothing."""
 REFUSED = "NotApplied"
 """Reason of the Event about a group that the bus refused. The refused rules have no effect."""
 RETRY_S = 60.0
@@ -53,7 +53,6 @@ class Policies(NamedTuple):
     told: dict[Key, str]
 
     def controller(self) -> Controller:
-        """Return the controller of NetworkPolicies."""
         watches = (KeyMapping(NETWORK_POLICY), KeyMapping(BUS_GROUP, self.of_group))
         return Controller(NETWORK_POLICY, self._reconcile, watches, workers=4, gather_s=0.2)
 
