@@ -14,8 +14,8 @@ def base_of(store: ImageStore, disk: DiskRequest, found: Overlay) -> str:
     `found` is the lowest layer of the disk, or the disk itself if it has no layers.
 
     Raises:
-        VirtbusError: 409 `disk_mismatch`: only one of the disk and the request has an image, the
-            disk was made from another image, or it rests on a file outside the image store.
+        VirtbusError: 409 `disk_mismatch`: the disk was made from another image, or rests on a file
+            outside the image store. Or only one of the disk and the request has an image.
     """
     path = Path(found.backing_path) if found.backing_path else None
     if (path is not None) != (disk.source is not None):

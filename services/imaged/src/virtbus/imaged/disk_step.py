@@ -35,7 +35,7 @@ class DiskStep:
     def follows(self, record: VmRecord) -> bool:
         """Note the image references of a VM; return False if the VM has pull secrets.
 
-        If the VM has pull secrets, its agent requests the disks and sends the secrets.
+        The agent of a VM with pull secrets requests the disks, and sends the secrets.
         """
         self.refs[record.uid] = refs_of(record)
         return not brings_secret(record.spec)

@@ -128,7 +128,6 @@ class Exports:
         )
 
     async def expire_forever(self) -> None:
-        """Remove old exports every EXPIRE_S; never returns."""
         while True:
             try:
                 old = await self._parts.threads.run(

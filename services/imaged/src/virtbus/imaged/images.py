@@ -163,7 +163,6 @@ class Images:
         return await self._pull(source, target, asker)
 
     def _uploaded(self, source: ImageSource) -> ImageInfo | None:
-        """Return the image that a client uploaded under a name; None if there is none."""
         link = self._store.link(source.locator)
         if link is None or not link.uploaded_by:
             return None
@@ -185,7 +184,6 @@ class Images:
         return await self._turns.run("", flight, in_turn, self._http.http.limits.total_timeout_s)
 
     async def _pull(self, source: ImageSource, target: Target, asker: Asker) -> ImageInfo:
-        """Fetch `target` under the name of `source`."""
         url, query = sealed_ref(target.source.locator)  # a rule in images.d may contain a query
         pin, transport = target.source.digest, target.transport
         secret = asker.pull_secret or query

@@ -55,7 +55,6 @@ class LayerSweep:
         return names - needed
 
     def _of_notes(self) -> set[str]:
-        """Return the layers of all snapshots."""
         notes = (note for note in self._files.notes() if note.layered)
         return {layer_name(note.ref.uid, disk.name) for note in notes for disk in note.disks}
 

@@ -33,11 +33,9 @@ class PoolProbes:
 
     @property
     def reports(self) -> tuple[PoolReport, ...]:
-        """Return the report of each pool that was measured."""
         return tuple(self._reports[name] for name in sorted(self._reports))
 
     async def run(self) -> None:
-        """Measure all pools; never returns by itself."""
         async with asyncio.TaskGroup() as group:
             for name in self._pools.names:
                 group.create_task(self._follow(name))

@@ -54,11 +54,9 @@ class Seat:
         self.called.clear()
 
     def as_waits(self) -> Pull:
-        """Return the pull for the rules about waiting pulls."""
         return Pull(self._order, self._host, self._flight.namespaces, self._yields)
 
     def as_runs(self, now_s: float) -> Pull:
-        """Return the pull for the rules about running pulls."""
         return Pull(
             self._order,
             self._host,

@@ -1,7 +1,7 @@
-"""Stages the files of readings: a client reads a guest's disks as of one instant (ADR 0079).
+"""Stages the scratch files of readings (ADR 0079).
 
-During a reading, the guest overwrites data of its disks. The guest's QEMU first copies this data to
-the staged files.
+During a reading, a client reads a guest's disks as they were at one instant. When the guest
+overwrites data, the guest's QEMU first copies the old data to these files.
 """
 
 from virtbus.imaged.edge.backup_staging import BackupStaging

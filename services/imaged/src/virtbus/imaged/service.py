@@ -1,4 +1,4 @@
-"""Runs imaged on one node: handles records and requests, publishes its state."""
+"""Runs imaged on one node: handles records and requests, and publishes imaged's state."""
 
 import asyncio
 import contextlib
@@ -339,7 +339,6 @@ class Imaged:
             return 0
 
     async def _count(self, disks: Disks) -> None:
-        """Count the entries in quarantine at the start and after each change."""
         while True:
             await disks.recount.wait()
             disks.recount.clear()

@@ -17,7 +17,6 @@ _LIMITS = TransferLimits()
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Parse ADDRESS:PORT; raises ValueError."""
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     try:
@@ -198,7 +197,6 @@ class Settings(ServiceSettings):
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """Return `allowed_roots`, or its default."""
         default = (self.state_dir / "images" / "src", Path("/usr/share/virtbus/images"))
         return tuple(str(root) for root in self.allowed_roots or default)
 

@@ -52,7 +52,6 @@ class Flight:
 
     @property
     def namespaces(self) -> frozenset[str]:
-        """Return the namespaces of all current requests."""
         return frozenset(asker.namespace for asker in self.askers)
 
     def on_bytes(self, done_bytes: int, total_bytes: int | None) -> None:

@@ -96,7 +96,6 @@ class Snapshots:
             return await self._parts.threads.run(self._parts.files.remove, ref.folder)
 
     async def held(self, after: str) -> HeldResources:
-        """Return a page of the snapshots on the host, with folders above `after`."""
         return await self._parts.threads.run(self._parts.files.page, after)
 
     # --- the job ----------------------------------------------------------------------------
@@ -234,7 +233,7 @@ class Snapshots:
     def _opened(
         self, opened: ExitStack, uid: str, disks: tuple[SnapshotDisk, ...]
     ) -> dict[str, int]:
-        """Open and lock the present disks; they are closed with `opened`."""
+        """Open and lock the present disks; `opened` closes the files."""
         found = {}
         for disk in disks:
             place = self._parts.places.of(uid, disk.name, disk.ref)

@@ -187,7 +187,7 @@ class Uploads:
             upload.ready.set()
 
     async def _check(self, upload: _Upload) -> None:
-        """Refuse an upload if its size or name is not allowed, or if its account has too many."""
+        """Refuse an upload with a wrong size or name, or beyond the limit of its account."""
         want, owner = upload.want, upload.owner
         if want.size_bytes > self._limits.max_bytes:
             raise too_large(want.name, want.size_bytes, self._limits.max_bytes)

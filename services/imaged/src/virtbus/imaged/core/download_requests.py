@@ -56,7 +56,7 @@ def path(key: bytes, export: str, name: str, expires: int) -> str:
 
 
 def asked(head: bytes) -> Asked | None:
-    """Return the request of an HTTP head, None if it does not request a file of an export."""
+    """Return the request of an HTTP head, None for other requests than for a file of an export."""
     first, _, rest = head.partition(b"\r\n")
     line = _LINE.fullmatch(first)
     found = _TARGET.fullmatch(line[2].decode("ascii")) if line else None

@@ -60,7 +60,7 @@ class ImageAliases:
 
         Raises:
             VirtbusError: 503 `image_transport_invalid`: no file has the transport, two files have
-                it, the transport has a problem, or it does not permit the server of `url`.
+                it, or the transport has a problem or does not permit the server of `url`.
         """
         found = self.transports.get(name)
         if found is None:

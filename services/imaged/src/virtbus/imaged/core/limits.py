@@ -66,7 +66,8 @@ class DownloadLimits:
     certificate: tuple[Path, Path] | None = None
     """The files of a certificate and its key, for HTTPS; None for HTTP."""
     at_once: int = 32
-    """Maximum number of connections. One client address has at most three quarters of them."""
+    """Maximum number of connections. One client address has at most three quarters of the
+    connections."""
     bytes_per_s: int = 0
     """Maximum rate of all downloads together; 0 means no limit."""
     head_s: float = 10.0

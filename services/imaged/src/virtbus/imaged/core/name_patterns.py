@@ -14,8 +14,8 @@ import re2
 
 MAX_PATTERN_CHARS = 1000
 _MAX_PATTERN_BYTES = 128 * 1024
-"""Memory limit of one pattern. RE2 refuses a pattern that needs more, such as one with nested
-repetitions."""
+"""Memory limit of one pattern. RE2 refuses a pattern that needs more memory, such as one with
+nested repetitions."""
 _GROUP = re.compile(
     r"\$(?P<dollar>\$)|\$(?P<short>\d{1,2})|\$\{(?P<braced>\w{1,64})\}"
     r"|\\(?P<old>\d{1,2})|\\g<(?P<named>\w{1,64})>"

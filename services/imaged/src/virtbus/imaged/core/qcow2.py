@@ -1,8 +1,8 @@
 """Parses the qcow2 header with our own code before any other program reads the file.
 
-The layout is in QEMU's `docs/interop/qcow2.txt`. This code is intentionally stricter than QEMU
-(IMG-01, IMG-10): it refuses an image that needs another file, a key or a repair, and an image that
-contains snapshots or bitmaps.
+The layout is in QEMU's `docs/interop/qcow2.txt`. This parser is intentionally stricter than QEMU
+(IMG-01, IMG-10). It refuses an image that needs another file, a key or a repair. It refuses
+snapshots and bitmaps, too.
 """
 
 import struct
@@ -154,8 +154,8 @@ def read_extensions(head: bytes, fields: Fields) -> dict[int, bytes]:
     """Return the header extensions by type.
 
     Raises:
-        VirtbusError: 422 `header_invalid`: an extension is longer than the header or overlaps the
-            name of the backing file.
+        VirtbusError: 422 `header_invalid`: an extension leaves the first cluster, or reaches the
+            backing file's name.
     """
     limit = min(fields.cluster_bytes, len(head))
     if fields.backing_file_offset:

@@ -126,8 +126,9 @@ def beneath(url: str, roots: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Return the root (of `roots`) of a `file://` URL, and the path components below the root.
 
     Raises:
-        VirtbusError: 403 `file_not_allowed`: the URL has another host, a query or a fragment, is
-            outside of all roots, or has `.`, `..`, NUL or empty parts, plain or percent-encoded.
+        VirtbusError: 403 `file_not_allowed`: the URL has another host, a query or a fragment, or is
+            outside of all roots. Or a path component is `.`, `..` or empty, or has NUL, plain or
+            percent-encoded.
     """
     try:
         parts = urlsplit(url)

@@ -1,7 +1,8 @@
 """Reads Virtlet's translations of image names: YAML files in `images.d`.
 
 A file has a configuration as in Virtlet's folder of translations, or an object that `kubectl get -o
-yaml` writes: a VirtletImageMapping, the ConfigMap `virtlet-image-translations`, or a list of them.
+yaml` writes. The object is a VirtletImageMapping, the ConfigMap `virtlet-image-translations`, or a
+list of such objects.
 
 If two rules had the same name, Virtlet used a random rule. In virtbus, rules of a
 VirtletImageMapping precede rules of a file, and two rules for one name in the same layer are a

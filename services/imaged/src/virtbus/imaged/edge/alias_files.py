@@ -73,7 +73,7 @@ class AliasFiles:
         return Target(source, known.transport, where=known.where)
 
     def pinned(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of `names` for which `ImageAliases.pins` is True.
+        """Return the `names` for which `ImageAliases.pins` is True.
 
         Of `name@digest`, the part `name` is looked up. Blocks on the disk.
         """

@@ -186,7 +186,6 @@ class BackupFiles:
         return True
 
     def draft(self, backup: str) -> BackupManifest | None:
-        """Return the draft of a backup that is being made; None if there is none."""
         return self.notes.note(BackupManifest, PART + check_uid(backup), DRAFT)
 
     def new_disk(self, backup: str, disk: str, size_bytes: int = 0) -> ExportPart:
@@ -206,11 +205,11 @@ class BackupFiles:
             return made
 
     def publish(self, made: BackupManifest) -> None:
-        """Make a backup complete, durable on return; no effect if it is complete already.
+        """Make a backup complete, durable on return; no effect on a complete backup.
 
         Raises:
-            VirtbusError: 409 `backup_damaged`: its parent is gone. The other errors of `chain`, for
-                the parent.
+            VirtbusError: 409 `backup_damaged`: its parent is gone. The errors of `chain` for the
+                parent.
         """
         if self.notes.complete(made.id) is not None:
             return

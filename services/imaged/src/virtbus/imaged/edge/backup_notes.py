@@ -123,7 +123,6 @@ class BackupNotes:
             raise store_error(error, BACKUPS) from error
 
     def ids(self) -> list[str]:
-        """Return the ids of the complete backups, sorted."""
         return [name for name in self.names() if is_uid(name)]
 
     def _read(self, folder: str, name: str) -> bytes | None:
@@ -147,7 +146,6 @@ class BackupNotes:
 
     @contextlib.contextmanager
     def opened(self, folder: str) -> Iterator[int]:
-        """Yield a descriptor of a folder of the directory; raises OSError."""
         with (
             openat2.opened_directory(self.root) as root,
             openat2.opened_directory(folder, root) as directory,

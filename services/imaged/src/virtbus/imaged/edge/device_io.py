@@ -55,7 +55,6 @@ class Device:
         return self._mark(self.room_bytes)
 
     def filled(self) -> DeviceMark | None:
-        """Return the mark of complete content; None if there is none."""
         return self._mark(self.room_bytes + BLOCK_BYTES)
 
     def put_claim(self, ref: VolumeRef) -> None:

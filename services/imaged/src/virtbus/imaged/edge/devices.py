@@ -133,7 +133,6 @@ class Devices:
         return at
 
     def owner(self, ref: VolumeRef) -> VolumeRef | None:
-        """Return the volume that has claimed the device; None without a claim."""
         with self.opened(ref) as device:
             mark = device.claim()
             return mark.ref if mark is not None else None

@@ -38,7 +38,7 @@ class FoundDisk:
     """A disk, another file in a folder of disks (temporary or foreign), or an empty folder.
 
     `file` is the path of the file, empty for a folder. `overlay` is None if the file is not a disk
-    of virtbus, or if neither its header nor its note can be read.
+    of virtbus, or if its header and its note are unreadable.
     """
 
     uid: str
@@ -63,7 +63,6 @@ class FoundDisk:
 
     @property
     def layer(self) -> str:
-        """Return the name of the layer that the disk rests on; empty if there is none."""
         path = Path(self.overlay.backing_path if self.overlay is not None else "")
         return path.name if path.parent.name == LAYERS else ""
 
@@ -259,7 +258,6 @@ class DiskFolders:
         return True
 
     def find(self, uid: str | None = None) -> Iterator[FoundDisk]:
-        """Yield the disks of the VM `uid`, or of all VMs."""
         for name in [uid] if uid else self._folders():
             path = self.root / name
             if not self._folder.fullmatch(name) or path.is_symlink() or not path.is_dir():

@@ -45,7 +45,6 @@ class DiskPlace:
 
     @property
     def layers_bytes(self) -> int:
-        """Return the disk space of the layers; raises OSError."""
         return sum(path.stat().st_blocks * 512 for path in self.layers)
 
     def opened(self) -> OpenedSource:
@@ -126,7 +125,6 @@ class DiskPlaces:
         return self._placed(files.frozen_path(note, name), found)
 
     def _placed(self, path: Path, found: Overlay) -> DiskPlace:
-        """Return a disk with the files that it rests on; errors as `of`."""
         names, lowest = self._layers.chain(found)
         if lowest.backing_path and (
             Path(lowest.backing_path).parent != self._images

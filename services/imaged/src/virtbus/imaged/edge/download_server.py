@@ -99,7 +99,6 @@ class DownloadServer:
     async def _streams(
         self, connection: socket.socket
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the streams of a connection, after the TLS handshake if TLS is on."""
         loop = asyncio.get_running_loop()
         context = await self._threads.run(self._context)
         reader = asyncio.StreamReader(requests.HEAD_BYTES)

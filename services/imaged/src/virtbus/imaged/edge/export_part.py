@@ -9,7 +9,7 @@ CHUNK_BYTES = 4 * 1024**2
 
 
 class ExportPart:
-    """An open file. All methods block on the disk, except `close`."""
+    """An open file. `close` does not block; all other methods block on the disk."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor

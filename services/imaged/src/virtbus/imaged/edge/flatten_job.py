@@ -62,7 +62,6 @@ async def flatten(
 
 
 def _lowest(node: dict[str, object]) -> dict[str, object]:
-    """Return the lowest node below a disk: its image."""
     while isinstance(below := node.get("backing"), dict):
         node = below
     return node

@@ -12,7 +12,7 @@ from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 
 
 class ImageUsers:
-    """The disks of VMs and volumes, those in snapshots and in quarantine, and layers."""
+    """The disks of VMs, volumes, snapshots and the quarantine, and all layers."""
 
     def __init__(self, pools: Pools, quarantine: QuarantineFiles) -> None:
         self._pools = pools

@@ -33,7 +33,6 @@ class LayerFolder:
         return self.root / layer_name(snapshot_uid, disk)
 
     def opened(self) -> contextlib.AbstractContextManager[int]:
-        """Open the folder; make it if it is missing."""
         openat2.make_passable(self.root)
         return openat2.opened_directory(self.root)
 
@@ -65,7 +64,6 @@ class LayerFolder:
             raise store_error(error) from error
 
     def names(self) -> frozenset[str]:
-        """Return the names of all layers."""
         try:
             found = [path.name for path in self.root.iterdir()]
         except FileNotFoundError:

@@ -63,11 +63,11 @@ class Room(Protocol):
 class PartialDownload:
     """One file in `part/`.
 
-    All methods block on the disk. Call them one at a time, and not on the event loop. `room` raises
-    `image_quota` or `disk_full` before a limit of the store is crossed. The metadata file counts
-    only fsynced bytes. A power cut could leave holes in later bytes, and a resumed transfer without
-    a pinned digest would take the holes for content. An error of the file system is raised as
-    `disk_full` or `store_error`.
+    All methods block on the disk. Call the methods one at a time, and never on the event loop.
+    `room` raises `image_quota` or `disk_full` before a limit of the store is crossed. The metadata
+    file counts only fsynced bytes. A power cut could leave holes in later bytes, and a resumed
+    transfer without a pinned digest would take the holes for content. An error of the file system
+    is raised as `disk_full` or `store_error`.
     """
 
     def __init__(
@@ -179,11 +179,9 @@ class PartialDownload:
 
     @property
     def hex_digest(self) -> str:
-        """Return the SHA-256 of all bytes up to `offset`."""
         return self._hash.hexdigest()
 
     def head_and_tail(self) -> tuple[bytes, bytes]:
-        """Return the first and last bytes of the file, as `core.header.inspect` needs them."""
         return read_head_and_tail(self._fd, self.offset)
 
     def read_at(self, offset: int, length: int) -> bytes:

@@ -79,7 +79,6 @@ class Pools:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the pools of kind `local`."""
         return tuple(self._folders)
 
     def of(self, ref: VolumeRef, *, to_read: bool = False) -> VolumeFolders:
@@ -134,7 +133,6 @@ class Pools:
         return self._folders[LOCAL]
 
     def space_of(self, name: str) -> SpaceLimits:
-        """Return the space that new data must leave free in a pool."""
         reserve = self._settings[name].reserve
         return self._limits if reserve is None else SpaceLimits(reserve, 0.0)
 
@@ -219,14 +217,12 @@ class Pools:
 
     # --- measures ---------------------------------------------------------------------------
     def unmeasured(self, name: str) -> PoolReport:
-        """Return a report of a pool, with no sizes."""
         settings = self._settings[name]
         return PoolReport(
             name=name, kind=settings.kind, state=PoolState.READY, overcommit=settings.overcommit
         )
 
     def measure(self, name: str) -> PoolReport:
-        """Return the exact state of a pool."""
         empty = self.unmeasured(name)
         why = "" if name == LOCAL else self._missing(name)
         if why:

@@ -40,12 +40,10 @@ class Ended:
 
     @property
     def why(self) -> str:
-        """Return stderr with escapes for unprintable characters."""
         return printable(self.stderr)
 
     @property
     def is_unavailable(self) -> bool:
-        """Return True if this node cannot make the sandbox."""
         return self.code == sandbox.UNAVAILABLE
 
     @property

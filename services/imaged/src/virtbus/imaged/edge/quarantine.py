@@ -85,7 +85,6 @@ class QuarantineFiles:
         return ""
 
     def _free(self, uid: str) -> str:
-        """Return a free entry name: `<uid>` or `<uid>.<number>`."""
         taken = {one.name for one in self.root.iterdir()}
         names = itertools.chain([uid], (f"{uid}.{number}" for number in itertools.count(2)))
         return next(name for name in names if name not in taken)

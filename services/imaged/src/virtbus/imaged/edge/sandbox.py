@@ -22,8 +22,8 @@ NOBODY = 65534
 ENVIRONMENT = {"LC_ALL": "C", "MALLOC_ARENA_MAX": "1"}
 """The program's environment. glibc reserves 64 MiB of address space for each further arena."""
 _STACK_BYTES = 1 << 20
-"""A thread's stack. qemu-img has up to 64 threads on a slow disk: with the default of 8 MiB each,
-their stacks alone would take half of the address space."""
+"""A thread's stack. qemu-img has up to 64 threads on a slow disk. With the default stack of 8 MiB,
+the threads' stacks alone would take half of the address space."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SIGKILL = 9
@@ -42,8 +42,8 @@ _FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 1
 """By version of Landlock, all rights on files. A version that is not listed has the rights of the
 version before."""
 _NET_RIGHTS, _SCOPES = 3, 3
-"""_NET_RIGHTS: to bind and connect TCP sockets (since version 4 of Landlock). _SCOPES: to connect
-to abstract sockets, and to send signals, outside the sandbox (since version 6)."""
+"""_NET_RIGHTS (since version 4 of Landlock): bind and connect TCP sockets. _SCOPES (since version
+6): connect to abstract sockets, and send signals, outside the sandbox."""
 
 # --- seccomp: linux/seccomp.h, linux/bpf_common.h, asm/unistd_64.h ------------------------------
 _ARCH_X86_64 = 0xC000003E

@@ -42,7 +42,7 @@ _FROZEN = 0o400
 
 
 class SnapshotNote(LenientModel):
-    """The host's description of a snapshot. `uid` and `name` are those of its VM or volume."""
+    """The host's description of a snapshot. `uid` and `name` denote its VM or volume."""
 
     ref: SnapshotRef
     resource: Literal["vm", "volume"]
@@ -105,7 +105,6 @@ class SnapshotFolders(VolumeFolders):
             raise store_error(error) from error
 
     def page(self, after: str) -> HeldResources:
-        """Return the first snapshots with a folder above `after`."""
         names = sorted(one for one in self._folders() if one > after and self._folder.match(one))
         found = []
         for folder in names[:PAGE]:
@@ -130,7 +129,9 @@ class SnapshotFolders(VolumeFolders):
             raise store_error(error) from error
 
     def remove(self, folder: str) -> bool:
-        """Remove a snapshot, `record.json` first, so that it is incomplete from then on.
+        """Remove a snapshot, `record.json` first.
+
+        So an interrupted removal leaves an incomplete snapshot.
 
         Errors as `DiskFolders.remove`.
         """
@@ -146,7 +147,6 @@ class SnapshotFolders(VolumeFolders):
         return super().remove(folder)
 
     def new_disk(self, folder: str, disk: str) -> int:
-        """Return a new, open file for a disk of a snapshot."""
         with self._open(folder) as directory:
             return _new(f"{STAGED}{disk}{SUFFIX}", directory)
 

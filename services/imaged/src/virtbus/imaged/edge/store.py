@@ -193,7 +193,6 @@ class ImageStore:
         return self._links.get(name)
 
     def links_of(self, url: str) -> tuple[NameLink, ...]:
-        """Return the links whose image came from `url`."""
         return tuple(link for link in list(self._links.values()) if link.url == url)
 
     def named(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -215,7 +214,6 @@ class ImageStore:
         return tuple(self._images)
 
     def page(self, after: str) -> HeldImages:
-        """Return the images after the digest `after` that fit in one answer."""
         return page_of(self._images.copy(), list(self._links.values()), after)
 
     def keys(self) -> tuple[str, ...]:
@@ -278,7 +276,7 @@ class ImageStore:
     def write_link(self, link: NameLink) -> None:
         """Point a name to an image, atomically. If the link exists already, only record a use."""
         self._landed_ns.pop(link.digest, None)
-        with self._linking:  # all requests of one transfer call this at once
+        with self._linking:  # all requests of a transfer call this method at once
             if self._links.get(link.name) == link:
                 self.used(link.name)
                 return
@@ -346,7 +344,6 @@ class ImageStore:
         return tuple(sorted(found))
 
     def plain_names(self) -> tuple[str, ...]:
-        """Return the names that are no URLs and no image names of the bus."""
         return tuple(filter(is_plain, list(self._links)))
 
     def busy(self, since_ns: int) -> frozenset[str]:

@@ -56,11 +56,9 @@ class StoreSpace:
         self._make_room = make_room
 
     def used_bytes(self) -> int:
-        """Return the disk space of all images and parts."""
         return self._data_bytes() + sum(_sizes(self._parts_fd).values())
 
     def image_sizes(self) -> dict[str, int]:
-        """Return the disk space of each image by its digest."""
         return {f"sha256:{name}": size for name, size in _sizes(self._data_fd).items()}
 
     def changed(self) -> None:
@@ -68,7 +66,6 @@ class StoreSpace:
         self._data = None
 
     def room(self, part: str) -> "PartRoom":
-        """Return the room of a part that a transfer opens now."""
         with self._lock:
             self._open[part] = 0
         return PartRoom(self, part)
@@ -81,7 +78,6 @@ class StoreSpace:
                 self._open[part] = _sizes(self._parts_fd).get(part, 0) + more_bytes
 
     def release(self, part: str) -> None:
-        """Record that no transfer uses a part any more."""
         with self._lock:
             self._open.pop(part, None)
 
@@ -139,7 +135,6 @@ class StoreSpace:
             openat2.remove(name, self._parts_fd)
 
     def uploads_of(self, owner: str) -> frozenset[str]:
-        """Return the parts of an account's unfinished uploads."""
         return frozenset(name for name, note in _notes(self._parts_fd) if note.owner == owner)
 
     def drop_old_uploads(self) -> int:

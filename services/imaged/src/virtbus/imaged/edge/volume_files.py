@@ -99,7 +99,6 @@ class VolumeFolders(DiskFolders):
         return found
 
     def names(self) -> list[str]:
-        """Return the folders of all volumes."""
         return [one for one in self._folders() if self._folder.match(one)]
 
     def size_bytes(self, folder: str) -> int | None:
@@ -203,7 +202,7 @@ class VolumeFolders(DiskFolders):
             raise store_error(error) from error
 
     def filled_by(self, folder: str) -> str:
-        """Return the operation that filled a volume; empty if it is unknown, or a VM used it."""
+        """Return the operation that filled a volume; empty if unknown, or after a VM's use."""
         try:
             with self._open(folder) as directory:
                 return validate(VolumeNote, decode(_small(RECORD, directory))).operation
@@ -235,7 +234,6 @@ class VolumeFolders(DiskFolders):
             self.remove(folder)
 
     def page(self, after: str) -> HeldResources:
-        """Return the first volumes whose folder is greater than `after`."""
         names = sorted(one for one in self.names() if one > after)
         found = tuple(self._held(one) for one in names[:PAGE])
         return HeldResources(volumes=found, more=len(names) > PAGE)

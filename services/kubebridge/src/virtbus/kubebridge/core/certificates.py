@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 AUTHORITY_LIFE, AUTHORITY_LEFT = timedelta(days=365), timedelta(days=120)
-"""Lifetime of an authority, and the remaining time at which a new one is made."""
+"""Lifetime of an authority, and the remaining time at which a new authority is made."""
 SERVING_LIFE, SERVING_LEFT = timedelta(days=90), timedelta(days=30)
 """Lifetime of a serving certificate, and the remaining time at which it is renewed.
 A serving certificate never outlives its authority (`life`).

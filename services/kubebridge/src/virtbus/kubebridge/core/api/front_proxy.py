@@ -51,7 +51,6 @@ class FrontProxy(NamedTuple):
         return not self.names or not named.isdisjoint(self.names)
 
     def user(self, headers: Sequence[tuple[str, str]]) -> User | None:
-        """Return the user that the headers name, or None."""
         name = next(iter(_values(headers, self.user_headers)), "")
         if not name:
             return None

@@ -41,9 +41,9 @@ _DOTS = re.compile(r"[0-9A-Fa-f]{4}(\.[0-9A-Fa-f]{4}){2}")
 def mac_address(value: str) -> str | None:
     """Return a MAC address of 6 octets in the notation with colons; None for an empty value.
 
-    The notations with dashes and with dots are converted, because KubeVirt accepts them, too (Go's
-    net.ParseMAC). Any other value is returned unchanged: VmCreate refuses invalid values, and
-    values of 8 or 20 octets.
+    The notations with dashes and with dots are converted, because KubeVirt (Go's net.ParseMAC)
+    accepts these notations. Any other value is returned unchanged: VmCreate refuses invalid values,
+    and values of 8 or 20 octets.
     """
     if _DASHES.fullmatch(value) or _DOTS.fullmatch(value):
         digits = re.sub("[.-]", "", value)

@@ -186,7 +186,6 @@ def _kubevirts(part: str | int) -> str:
 
 
 def _put(root: dict[str, Any], path: Path, value: Any) -> None:
-    """Set a value at a path and create missing parts of the path."""
     here: Any = root
     for part, following in zip(path, (*path[1:], None), strict=True):
         fresh: Any = value if following is None else [] if isinstance(following, int) else {}

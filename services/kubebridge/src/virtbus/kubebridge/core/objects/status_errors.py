@@ -42,7 +42,6 @@ class Cause(NamedTuple):
     reason: Reason = Reason.INVALID
 
     def plain(self) -> dict[str, Any]:
-        """Return the cause as in `details.causes`."""
         return {"reason": str(self.reason), "message": self.message, "field": self.field}
 
 
