@@ -197,7 +197,7 @@ class Disks:
     def _raw(self, record: VmRecord, ref: VolumeRef | None) -> EnsuredDisk | None:
         """Return the disk of a volume that is no qcow2 file; None for any other disk.
 
-        If the file of a shared volume is missing, this method makes it.
+        If the file of a shared volume is missing, this method makes the file.
         """
         if ref is not None and (there := self.pools.elsewhere(ref)) is not None:
             return EnsuredDisk(there, "", made=False)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 KEEP_S = 25 * 3600.0
 """Age at which exports are removed. The removal of an operation, after a day, also removes its
-file. So this limit is for files whose operation's removal the node did not see."""
+file. This limit is for exports whose node did not see the removal of the operation."""
 EXPIRE_S = 600.0
 CONVERT, PACK, PUBLISH = (step.name for step in STEPS["export"])
 

@@ -2,8 +2,8 @@
 
 Each disk continues in a new file that rests on its former file. The new file is complete before any
 change, so both files together have the disk's content at each instant. For a running guest, the new
-file replaces the former file if QEMU uses the new file. If QEMU does not use the new file, it is
-removed.
+file replaces the former file if QEMU uses the new file. If QEMU does not use the new file, imaged
+removes the new file.
 """
 
 import asyncio

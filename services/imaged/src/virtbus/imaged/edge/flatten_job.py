@@ -1,9 +1,9 @@
 """Pulls the data of a disk's layers up into the disk, by QEMU's storage daemon (ADR 0080).
 
 The disk has the same content at each instant. One write at the end changes the disk's header, so a
-crash or a cancel before it leaves a sound disk on its layers. The job waits for a flush before it
-changes the header. QEMU by itself would change the header before the disk's tables are in the file,
-and a crash would lose the copied data.
+crash or a cancel before this write leaves a sound disk on its layers. The job waits for a flush
+before it changes the header. QEMU by itself would change the header before the disk's tables are in
+the file, and a crash would lose the copied data.
 """
 
 import os

@@ -118,7 +118,10 @@ class SnapshotFolders(VolumeFolders):
 
     # --- write ----------------------------------------------------------------------------
     def begin(self, folder: str) -> None:
-        """Make an empty folder, or empty an existing one; raises 503 `store_error`, `disk_full`."""
+        """Make an empty folder; an existing folder is emptied.
+
+        Raises 503 `store_error`, `disk_full`.
+        """
         self.remove(folder)
         try:
             openat2.make_passable(self.root)
