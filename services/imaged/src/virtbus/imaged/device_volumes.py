@@ -35,11 +35,9 @@ class DeviceVolumes:
         volume that moves between pools has two devices."""
 
     async def filled(self, ref: VolumeRef) -> DeviceMark | None:
-        """Return the mark of complete content, or None; raises the errors of `Devices.opened`."""
         return await self._threads.run(self._devices.filled, ref)
 
     async def has_other(self, ref: VolumeRef, operation: str) -> bool:
-        """Return True if the device has complete content that another operation wrote."""
         mark = await self.filled(ref)
         return mark is not None and mark.operation != operation
 

@@ -79,7 +79,6 @@ class DiskJobs:
         return job.state
 
     def begin(self, id_: str, uid: str, work: Callable[[Job], Awaitable[None]]) -> Job:
-        """Begin the work of an operation on the VM or volume `uid`."""
         job = self._jobs[id_] = Job()
         job.task = self._group.create_task(self._run(id_, uid, job, work))
         return job

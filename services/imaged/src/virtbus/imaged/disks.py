@@ -224,7 +224,6 @@ class Disks:
         return files.read(*place) or found
 
     def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
-        """Return the folders that hold a disk, and the disk's folder and name in them."""
         if disk.ref is not None:
             return self.pools.of(disk.ref), (disk.ref.folder, DISK)
         return self._files, (record.uid, disk.volume)
@@ -313,7 +312,6 @@ class Disks:
             raise released(f"the volume {ref.name} was deleted; read the record again")
 
     async def held_volumes(self, after: str) -> HeldResources:
-        """Return a page of the volumes on the host, with folders greater than `after`."""
         return await self._threads.run(self.pools.page, after)
 
     # --- quarantine --------------------------------------------------------------------------
@@ -345,7 +343,6 @@ class Disks:
         self.recount.set()
 
     async def held(self, uid: str | None = None) -> dict[str, tuple[str, ...]]:
-        """Return the disk files on the host by uid, from the file system."""
         return await self._threads.run(self._held, uid)
 
     def _held(self, uid: str | None) -> dict[str, tuple[str, ...]]:

@@ -44,7 +44,6 @@ class FillWaits:
             self._waiting.pop(record.uid, None)
 
     def refuse_waiting(self, uid: str) -> None:
-        """Raise 503 `volume_not_filled` if the VM waits."""
         ref = self._waiting.get(uid)
         if ref is not None:
             refuse_unfilled(ref)

@@ -90,7 +90,6 @@ class Flattening:
         return WorkState(state="working", step=MERGE)
 
     async def _done(self, want: FlattenWork) -> WorkState | None:
-        """Return the result if no disk rests on a layer."""
         for disk in want.disks:
             if (await self._place(want, disk)).layers:
                 return None

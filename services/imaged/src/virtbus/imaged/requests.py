@@ -209,7 +209,6 @@ class Requests:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     async def inspect(self, request: Request) -> HeldResources:
-        """Return the disk files of one VM, or of all VMs, or a page of volumes or snapshots."""
         want = validate(Inspect, request.data)
         if want.volumes_after is not None:
             return await self._disks.held_volumes(want.volumes_after)

@@ -193,7 +193,6 @@ class Imaged:
 
     @property
     def _door(self) -> Path:
-        """The agent's socket for open devices."""
         return self._settings.run_dir / device_socket.NAME
 
     def _measured_pools(self, group: asyncio.TaskGroup, files: DiskFolders) -> Pools:

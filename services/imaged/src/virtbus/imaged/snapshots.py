@@ -91,7 +91,6 @@ class Snapshots:
         return WorkState(state="none")
 
     async def release(self, ref: SnapshotRef) -> bool:
-        """Remove the data of a snapshot; return False if there was none; raises VirtbusError."""
         async with self._parts.locks.of(snapshot_lock(ref)):
             return await self._parts.threads.run(self._parts.files.remove, ref.folder)
 
@@ -196,7 +195,6 @@ class Snapshots:
         stage_on_layer(files, uid, disk, layer, frozen.virtual_size_bytes)
 
     def _chosen(self, want: SnapshotWork) -> tuple[SnapshotNote | None, tuple[SnapshotDisk, ...]]:
-        """Return the restored snapshot, and the disks that are copied or replaced."""
         if want.restored is None:
             return None, want.disks
         note = self._parts.files.complete(want.restored.folder)
@@ -233,7 +231,6 @@ class Snapshots:
     def _opened(
         self, opened: ExitStack, uid: str, disks: tuple[SnapshotDisk, ...]
     ) -> dict[str, int]:
-        """Open and lock the present disks; `opened` closes the files."""
         found = {}
         for disk in disks:
             place = self._parts.places.of(uid, disk.name, disk.ref)

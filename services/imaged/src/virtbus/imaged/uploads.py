@@ -187,7 +187,6 @@ class Uploads:
             upload.ready.set()
 
     async def _check(self, upload: _Upload) -> None:
-        """Refuse an upload with a wrong size or name, or beyond the limit of its account."""
         want, owner = upload.want, upload.owner
         if want.size_bytes > self._limits.max_bytes:
             raise too_large(want.name, want.size_bytes, self._limits.max_bytes)
@@ -213,7 +212,6 @@ class Uploads:
             raise name_taken(want.name, f"is given by the rule {rule.where}")
 
     async def _resume(self, upload: _Upload, part: PartialDownload) -> None:
-        """Continue the part of an earlier attempt, or begin a part; reserve room for all bytes."""
         note = PartNote(url=upload.key, total_bytes=upload.want.size_bytes, owner=upload.owner)
         if await self._threads.run(lambda: part.resume(note.url, whole=True)):
             while await self._threads.run(part.hash_more):
@@ -228,7 +226,6 @@ class Uploads:
         upload.ready.set()
 
     async def _append(self, upload: _Upload, want: UploadImage) -> int:
-        """Write the bytes of a piece that are missing; return the number of stored bytes."""
         async with upload.turn:
             if upload.part is not None:
                 return await self._write(upload, upload.part, want)

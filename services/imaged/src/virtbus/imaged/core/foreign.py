@@ -153,10 +153,7 @@ def _vhdx(_size_bytes: int, read_at: ReadAt) -> Foreign:
 def _vhdx_entries(
     table: bytes, magic: bytes, count_at: int, at: int
 ) -> list[tuple[bytes, int, int]]:
-    """Return (GUID, offset, length) of a table's entries.
-
-    The region table has 64-bit offsets, and the metadata table 32-bit offsets.
-    """
+    """Return (GUID, offset, length) of a table's entries."""
     (count,) = struct.unpack_from("<H", table, count_at)
     if not table.startswith(magic) or count > MAX_VHDX_ENTRIES:
         _damaged("vhdx", "a table is not where it should be")

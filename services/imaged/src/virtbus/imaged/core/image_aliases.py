@@ -109,7 +109,6 @@ class ImageAliases:
             return error.reason == "image_names_invalid"
 
     def _first(self, problem: str) -> tuple[Detail, ...]:
-        """Return all problems, beginning with `problem`."""
         mine = [one for one in self.problems if f"{one.path}: {one.message}" == problem]
         return (*mine, *(one for one in self.problems if one not in mine))
 

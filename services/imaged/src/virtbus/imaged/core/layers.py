@@ -93,7 +93,6 @@ class Search:
             raise self._many(name)
 
     def next_layer(self) -> None:
-        """End a layer: its names and whiteouts hide files of lower layers."""
         self._above |= self._here | self._removed
         self._here, self._removed = set(), set()
         self.closed = self._opaque or (bool(self._leaf) and self._leaf in self._above)

@@ -38,7 +38,6 @@ def page_of(images: Mapping[str, ImageInfo], links: Iterable[NameLink], after: s
 
 
 def _shown(image: ImageInfo) -> ImageInfo:
-    """Limit the names of an image to those that fit into a page."""
     names = names_within(image.names, PAGE_BYTES - _IMAGE_BYTES)
     more = len(image.names) - len(names)
     return image.model_copy(update={"names": names, "more_names": more})

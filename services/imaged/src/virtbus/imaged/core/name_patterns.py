@@ -51,7 +51,6 @@ class NamePattern:
         return replace(self, in_part=True)
 
     def url(self, name: str) -> str | None:
-        """Return the URL for `name`; None if the pattern does not match the name."""
         match = self._regexp.search(name) if self.in_part else self._regexp.fullmatch(name)
         if match is None:
             return None

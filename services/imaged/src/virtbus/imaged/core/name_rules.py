@@ -144,7 +144,6 @@ class NameRule:
         return f"{self.prefix}/{self.name}" if self.prefix else self.name
 
     def rest_of(self, name: str) -> str | None:
-        """Return the part of `name` after the prefix; None if the rule has another prefix."""
         if not self.prefix:
             return name
         start = f"{self.prefix}/"
@@ -227,7 +226,6 @@ def _prefix(value: object, origin: str, found: RuleFile) -> str | None:
 
 
 def _transports(value: object, origin: str, found: RuleFile) -> Mapping[str, Transport | None]:
-    """Return the transports by name; None stands for a transport with problems."""
     if not isinstance(value, dict):
         message = "must be tables [transports.NAME]"
         found.problems.append(Detail(path=f"{origin}: transports", message=message))

@@ -60,7 +60,6 @@ def read_mappings(text: str, origin: str) -> RuleFile:
 
 
 def _as_in_virtlet(rule: NameRule, layer: Layer) -> NameRule:
-    """Return a copy of the rule in this layer, whose pattern may match a part of a name."""
     pattern = rule.pattern.of_parts() if rule.pattern is not None else None
     return replace(rule, layer=layer, pattern=pattern)
 

@@ -53,7 +53,6 @@ class AliasFiles:
 
     @property
     def directory(self) -> Path:
-        """Return the folder at which relative paths of transports begin."""
         return self._directory
 
     def resolve(self, name: str) -> Target:
@@ -101,7 +100,6 @@ class AliasFiles:
         return table
 
     def _look(self) -> tuple[_Seen, list[Path], list[RuleFile]]:
-        """Return the state of the files, the files to read, and the problems of the folders."""
         paths: list[Path] = []
         states: list[tuple[str, int, int, int]] = []
         wrong: list[RuleFile] = []
@@ -140,7 +138,6 @@ def _problem(folder: Path, message: str) -> RuleFile:
 
 
 def _named(folder: Path) -> list[Path]:
-    """Return the files of a folder, sorted; none if there is no folder."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix in _READERS)
     except FileNotFoundError:

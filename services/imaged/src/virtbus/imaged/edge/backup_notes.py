@@ -97,7 +97,6 @@ class BackupNotes:
         yield from ids
 
     def _parent(self, folder: str) -> str:
-        """Return the parent that a backup or a part names; empty if it names none."""
         if not folder.startswith(PART):
             with contextlib.suppress(VirtbusError):
                 return known.parent if (known := self.brief(folder)) is not None else ""

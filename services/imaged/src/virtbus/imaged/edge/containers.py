@@ -62,11 +62,9 @@ class Registries:
 
     @property
     def login_from(self) -> str:
-        """Return the source of logins, for error messages."""
         return "the VM's image_pull_secret" if self.pull_secret else "the node's registry-auth.json"
 
     def asked(self, ref: ContainerRef) -> ContainerRef:
-        """Return the reference with the mirror applied."""
         return ref._replace(registry=dict(self.mirrors).get(ref.registry, ref.registry))
 
     def login(self, ref: ContainerRef) -> Login | None:

@@ -100,7 +100,6 @@ class Devices:
         )
 
     def filled_bytes(self, ref: VolumeRef) -> int | None:
-        """Return the size of the volume; None if the device lacks the volume's complete content."""
         mark = self.filled(ref)
         return None if mark is None else mark.size_bytes
 
@@ -161,7 +160,6 @@ class Devices:
             device.zero(at, count)
 
     def read_into(self, ref: VolumeRef, target: int, at: int, count: int) -> None:
-        """Copy a part of the content to a raw file. Zeroes become holes."""
         with self.opened(ref) as device:
             for here in range(at, at + count, CHUNK_BYTES):
                 data = os.pread(device.descriptor, min(CHUNK_BYTES, at + count - here), here)

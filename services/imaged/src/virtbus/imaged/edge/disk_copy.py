@@ -33,7 +33,6 @@ class DiskCopy:
         self._in_kernel = True
 
     def clone(self) -> bool:
-        """Share the data of the source; return False if the file system cannot."""
         try:
             fcntl.ioctl(self._target, FICLONE, self._source)
         except OSError as error:

@@ -130,7 +130,6 @@ class DiskFolders:
             return None
 
     def _checked(self, folder: str) -> str:
-        """Return `folder`; raise ValueError if no folder of disks can have this name."""
         if self._folder.fullmatch(folder) is None:
             msg = f"{folder!r} is no folder of disks"
             raise ValueError(msg)

@@ -33,7 +33,6 @@ class DiskPlace:
 
     @property
     def below(self) -> tuple[str, ...]:
-        """Return the file names of the layers and of the image, from the top."""
         image = (Path(self.lowest.backing_path).name,) if self.lowest.backing_path else ()
         return (*(path.name for path in self.layers), *image)
 

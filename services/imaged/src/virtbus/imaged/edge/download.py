@@ -29,7 +29,6 @@ class Downloads:
         self.http = Http(limits, route)
 
     def of_pull(self, transport: Transport, route: Route) -> "Downloads":
-        """Return a copy for one pull, which has the limits of `transport` and uses `route`."""
         return Downloads(limits_by(self._limits, transport), self._threads, route)
 
     async def fetch(  # noqa: PLR0913  each describes the transfer
@@ -137,7 +136,7 @@ class _Request:
         return Fetched(validators)
 
     async def _begin(self, response: aiohttp.ClientResponse, validators: Validators) -> int | None:
-        """Prepare the part: the body continues it or replaces it.
+        """Keep the bytes of the part if the body continues them; otherwise drop them.
 
         Return the size of the whole file in bytes, None if it is unknown.
         """

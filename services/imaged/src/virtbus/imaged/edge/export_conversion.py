@@ -35,7 +35,6 @@ class ExportSource:
 
     @property
     def below(self) -> tuple[int, ...]:
-        """Return the descriptors of the files that the disk rests on, from the top."""
         return self.layers if self.image is None else (*self.layers, self.image)
 
 

@@ -116,7 +116,6 @@ class ExportFiles:
             raise store_error(error) from error
 
     def begin_packed(self, export: str) -> ExportPart:
-        """Return a second, empty part for the packed file; raises as `begin`."""
         try:
             with self._open(export) as folder:
                 return ExportPart(openat2.open_file(PACKED, folder, NEW))

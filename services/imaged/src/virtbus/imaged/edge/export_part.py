@@ -27,7 +27,6 @@ class ExportPart:
         return os.fstat(self.descriptor).st_size
 
     def read(self, at: int) -> bytes:
-        """Return the next bytes from `at` on; empty at the end."""
         return os.pread(self.descriptor, CHUNK_BYTES, at)
 
     @contextmanager

@@ -28,7 +28,6 @@ class ImageUsers:
         return used
 
     def used_since(self) -> tuple[dict[str, set[str]], int]:
-        """Return `used`, and the time at which the search began, by time.monotonic_ns()."""
         began_ns = time.monotonic_ns()
         return self.used(), began_ns
 

@@ -185,12 +185,10 @@ class PartialDownload:
         return read_head_and_tail(self._fd, self.offset)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer at the end of the file."""
         return os.pread(self._fd, length, offset)
 
     @property
     def descriptor(self) -> int:
-        """Return the open file, for a process that reads or fills it."""
         return self._fd
 
     def written_bytes(self) -> int:

@@ -122,7 +122,6 @@ class Pools:
         return MadeDisk(virtual_size_bytes=size_bytes or ref.size_bytes)
 
     def has_content(self, ref: VolumeRef) -> bool:
-        """Return True if the first content of a copied volume is complete."""
         if ref.kind in ON_DEVICES:
             return self.devices.filled_bytes(ref) is not None
         return self.of(ref).read(ref.folder, DISK) is not None
@@ -206,7 +205,6 @@ class Pools:
     def _logical_page(
         self, name: str, after: str, unread: set[str]
     ) -> tuple[tuple[HeldVolume, ...], bool]:
-        """Return the volumes of a volume group; none if they cannot be listed."""
         try:
             return self._logical_volumes.page(name, after)
         except OSError as error:
@@ -248,7 +246,6 @@ class Pools:
         return report.model_copy(update=_state(report, read_only=bool(found.f_flag & os.ST_RDONLY)))
 
     def forget(self, ref: VolumeRef | None) -> None:
-        """Forget the size of a volume that has grown."""
         if ref is not None:
             self._sizes[ref.pool].pop(ref.folder, None)
 

@@ -77,7 +77,6 @@ class QuarantineFiles:
         return entry
 
     def _kept(self, uid: str, epoch: int) -> str:
-        """Return the entry that an earlier `keep` made for the same epoch; empty if none."""
         for entry in reversed(self._names()):
             manifest = self._manifest(entry) if entry.partition(".")[0] == uid else None
             if manifest is not None and manifest.epoch == epoch:
@@ -176,7 +175,6 @@ class QuarantineFiles:
         )
 
     def manifest(self, entry: str) -> QuarantineManifest | None:
-        """Return an entry's manifest; None if it cannot be read."""
         self._folder(entry)
         return self._manifest(entry)
 

@@ -66,7 +66,6 @@ class Registry(ImageServer):
         return self.base
 
     def url_of(self, kind: str, name: str) -> str:
-        """Return the URL of a manifest (by tag or digest) or a blob."""
         return f"{self.base}/v2/{self._ref.repository}/{kind}/{name}"
 
     def headers(self) -> dict[str, str]:

@@ -75,13 +75,11 @@ class _Files:
         self.problems: list[Detail] = []
 
     def basic(self, name: str, file: str | None) -> str:
-        """Return the value of `Authorization` for a file with `user:password`."""
         if file is None:
             return ""
         return self._read(name, lambda: _basic(self._folder / file)) or ""
 
     def tls(self, transport: Transport, *, own: bool) -> ssl.SSLContext | bool:
-        """Return the TLS context for a server; `own` adds the client's certificate."""
         authorities = transport.ca_file
         certificate = transport.client_certificate_file if own else None
         if authorities is None and certificate is None:
@@ -108,7 +106,6 @@ class _Files:
         return str(path)
 
     def _read(self, name: str, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`, or None with a problem of the field `name`."""
         try:
             return read()
         except (OSError, ValueError) as error:

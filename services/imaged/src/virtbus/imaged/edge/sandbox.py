@@ -136,7 +136,6 @@ def _restrict_calls() -> None:
 
 
 def _drop_user() -> None:
-    """Become nobody, without groups and capabilities, if this process is root."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)

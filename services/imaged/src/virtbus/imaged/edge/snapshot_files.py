@@ -67,7 +67,6 @@ class SnapshotFolders(VolumeFolders):
 
     # --- read -----------------------------------------------------------------------------
     def complete(self, folder: str) -> SnapshotNote | None:
-        """Return the description of a complete snapshot, or None; raises VirtbusError."""
         return self._noted(folder, RECORD)
 
     def frozen_path(self, note: SnapshotNote, disk: str) -> Path:
@@ -76,7 +75,6 @@ class SnapshotFolders(VolumeFolders):
         return self.path(note.ref.folder, disk)
 
     def frozen(self, note: SnapshotNote, disk: str) -> Overlay | None:
-        """Return the overlay of a disk of a snapshot; raises VirtbusError as `read`."""
         if note.layered:
             return self.layers.read(layer_name(note.ref.uid, disk))
         return self.read(note.ref.folder, disk)
@@ -203,7 +201,6 @@ class SnapshotFolders(VolumeFolders):
         return VolumeFolders(self._disks).path(disk.ref.folder, DISK)
 
     def stage(self, uid: str, disk: SnapshotDisk) -> int:
-        """Return a new, open file next to the disk that it will replace."""
         path = self.place(uid, disk)
         with openat2.opened_directory(path.parent) as directory:
             return _new(STAGED + path.name, directory)

@@ -180,7 +180,6 @@ class ImageStore:
         return os.stat(file, dir_fd=self._links_fd, follow_symlinks=False).st_mtime
 
     def now_s(self) -> float:
-        """Return the Unix time, by the clock of the times in `uses`."""
         return time.time()
 
     def used(self, name: str) -> None:
@@ -217,7 +216,6 @@ class ImageStore:
         return page_of(self._images.copy(), list(self._links.values()), after)
 
     def keys(self) -> tuple[str, ...]:
-        """Return the keys of the most recently used names and images, for placement."""
         return keys_of(list(self._links.values()), self._names_used_s, frozenset(self._images))
 
     @property

@@ -52,7 +52,6 @@ class StoreSpace:
         return self._limits.quota_bytes
 
     def make_room_by(self, make_room: MakeRoom) -> None:
-        """Set the function that is called before a transfer is refused."""
         self._make_room = make_room
 
     def used_bytes(self) -> int:
@@ -62,7 +61,6 @@ class StoreSpace:
         return {f"sha256:{name}": size for name, size in _sizes(self._data_fd).items()}
 
     def changed(self) -> None:
-        """Record that an image was added or removed."""
         self._data = None
 
     def room(self, part: str) -> "PartRoom":

@@ -67,7 +67,6 @@ class FrontProxy(NamedTuple):
 
 
 def _values(headers: Sequence[tuple[str, str]], names: Iterable[str]) -> list[str]:
-    """Return the values of the first header in `names` that is present."""
     for name in names:
         if found := [value for key, value in headers if key.lower() == name.lower()]:
             return found

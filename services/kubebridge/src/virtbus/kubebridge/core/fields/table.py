@@ -17,7 +17,6 @@ class Table:
             raise ValueError(msg)
 
     def beside(self, path: str) -> tuple[str, ...]:
-        """Return the names of all fields with the same parent as `path`."""
         parent = path.rpartition(".")[0]
         return tuple(
             name.removesuffix("[]")

@@ -13,7 +13,6 @@ AGENT = "the guest agent is not used to write keys or passwords"
 
 
 def _seed(kind: str, ours: str, how: str) -> tuple[Field, ...]:
-    """Return the fields of one kind of seed, whose contents are inline or in Secrets."""
     here, to = f"{VOLUMES}.{kind}", f"{TO}.{ours}"
     rows = [below(here, how, to=to)]
     for name, our_name in (("userData", "user_data"), ("networkData", "network_data")):
@@ -36,7 +35,6 @@ def _seed(kind: str, ours: str, how: str) -> tuple[Field, ...]:
 
 
 def _files(kind: str, name: str) -> tuple[Field, ...]:
-    """Return the fields of a volume that makes an ISO from the keys of a ConfigMap or Secret."""
     here = f"{VOLUMES}.{kind}"
     return (
         below(here, "a read-only ISO with a file for each key", to=f"{TO}.files"),

@@ -87,7 +87,6 @@ def reconcile(name: str, view: NodeView | None, node: Node | None, now: datetime
 
 
 def _since(node: Node, now: datetime) -> timedelta:
-    """Return the age of the heartbeat annotation; a long time if there is none."""
     return now - node.heartbeat if node.heartbeat is not None else 2 * FORGOTTEN
 
 

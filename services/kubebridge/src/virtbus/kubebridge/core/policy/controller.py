@@ -125,7 +125,6 @@ class Policies(NamedTuple):
 def _written(
     key: Key, name: str, label: str, spec: GroupSpec, there: SecurityGroupView | None
 ) -> list[Action]:
-    """Return the call that makes or changes one group; none if `there` is already as wanted."""
     asked: dict[str, Any] = {"name": name, "namespace": key.namespace, "spec": spec}
     labels = {POLICY_LABEL: label}
     if there is None:
