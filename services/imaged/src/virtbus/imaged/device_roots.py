@@ -1,8 +1,7 @@
-"""Writes an image once to a device of the host: a pod's root disk, which is kept after the pod.
+"""Writes an image once to a device of the host: a pod's root disk, which outlives the pod.
 
-The device's end has the same marks as a volume on a device (ADR 0060): the claim is written first,
-and the mark of complete content last. So after a crash at any time, the device is complete, or is
-written again.
+The device's end has the same marks as a volume on a device (ADR 0060). A device without the mark of
+complete content is written again, for example after a crash.
 """
 
 import asyncio
@@ -47,10 +46,10 @@ class DeviceRoots:
         self._limits = limits
         self._door = door
         self._one_at_a_time = asyncio.Lock()
-        """One lock for all devices: a device may have several paths, and is opened at each step."""
+        """One lock for all devices, because a device may have several paths."""
 
     async def ensure(self, record: VmRecord, asker: Asker) -> None:
-        """Write the devices of a record that have no content yet. Devices with content stay.
+        """Write the image to each device of the record that has no content yet.
 
         Raises:
             VirtbusError: 400 `disk_too_large`. 409 `device_other_image`, `device_taken`,

@@ -26,7 +26,7 @@ class DeviceVolumes:
     """The volumes on devices. A caller holds the lock of the volume."""
 
     def __init__(self, devices: Devices, threads: DiskThreads, folder: Path) -> None:
-        """`folder` is for raw copies, which are files without a name. So a crash leaves none."""
+        """`folder` is for raw copies: files without a name, so that a crash leaves none."""
         self._devices = devices
         self._threads = threads
         self._folder = folder
@@ -35,11 +35,9 @@ class DeviceVolumes:
         volume that moves between pools has two devices."""
 
     async def filled(self, ref: VolumeRef) -> DeviceMark | None:
-        """Return the mark of complete content, or None; raises the errors of `Devices.opened`."""
         return await self._threads.run(self._devices.filled, ref)
 
     async def has_other(self, ref: VolumeRef, operation: str) -> bool:
-        """Return True if the device has complete content that another operation wrote."""
         mark = await self.filled(ref)
         return mark is not None and mark.operation != operation
 
@@ -105,7 +103,7 @@ class DeviceVolumes:
         """Clear the device and its marks; return False if the device is not the volume's.
 
         Raises:
-            VirtbusError: 503 `volume_wiping`: the device is not cleared yet, and the caller repeats
+            VirtbusError: 503 `volume_wiping`: the device is not cleared yet; the caller must repeat
                 the call. The errors of `Devices.opened`.
         """
         loop = asyncio.get_running_loop()

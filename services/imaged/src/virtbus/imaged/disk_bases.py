@@ -11,11 +11,11 @@ from virtbus.schemas.image import ImageFormat
 def base_of(store: ImageStore, disk: DiskRequest, found: Overlay) -> str:
     """Return the digest of an existing disk's image, empty for an empty disk.
 
-    `found` is the lowest overlay of the disk: the disk itself, unless it rests on layers.
+    `found` is the lowest layer of the disk, or the disk itself if it has no layers.
 
     Raises:
-        VirtbusError: 409 `disk_mismatch`: only one of the disk and the request has an image, the
-            disk was made from another image, or it rests on a file outside the image store.
+        VirtbusError: 409 `disk_mismatch`: the disk was made from another image, or rests on a file
+            outside the image store. Or only one of the disk and the request has an image.
     """
     path = Path(found.backing_path) if found.backing_path else None
     if (path is not None) != (disk.source is not None):

@@ -28,7 +28,6 @@ class Job:
 
     @property
     def state(self) -> WorkState:
-        """Return the progress."""
         return WorkState(
             state="working",
             step=self.step,
@@ -48,7 +47,6 @@ class DiskJobs:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Return the ids of all jobs."""
         return frozenset(self._jobs)
 
     async def ensure(
@@ -60,13 +58,13 @@ class DiskJobs:
         *,
         soon_s: float = 0.0,
     ) -> WorkState:
-        """Return the progress or the result; begin the work if there is neither.
+        """Return the operation's result or progress; begin its work if there is neither.
 
-        The answer waits for the end of the work for at most `soon_s`.
+        Wait at most `soon_s` for the end of the work.
 
         Raises:
-            VirtbusError: the failure of an earlier attempt, or of this one if it fails within
-                `soon_s`. The next request begins another attempt.
+            VirtbusError: the failure of an earlier attempt, or of this attempt within `soon_s`. The
+                next request begins another attempt.
         """
         if id_ not in self._jobs and (found := await done()) is not None:
             return found
@@ -81,7 +79,6 @@ class DiskJobs:
         return job.state
 
     def begin(self, id_: str, uid: str, work: Callable[[Job], Awaitable[None]]) -> Job:
-        """Begin the work of an operation on the VM or volume `uid`."""
         job = self._jobs[id_] = Job()
         job.task = self._group.create_task(self._run(id_, uid, job, work))
         return job
@@ -116,6 +113,6 @@ class DiskJobs:
             self._forget(id_, job)
 
     def _forget(self, id_: str, job: Job) -> None:
-        """Remove a job, but not a newer one of the same operation."""
+        """Remove a job; a newer job of the same operation stays."""
         if self._jobs.get(id_) is job:
             del self._jobs[id_]

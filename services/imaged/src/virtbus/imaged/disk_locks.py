@@ -12,7 +12,7 @@ class DiskLocks(KeyedLock):
 
     @asynccontextmanager
     async def held(self, uid: str, *volumes: VolumeRef) -> AsyncIterator[None]:
-        """Hold the locks of a VM and of its volumes, the VM's first as in `Disks.ensure`."""
+        """Hold the locks of a VM and of its volumes. The VM's lock comes first, as in `Disks`."""
         async with self.of(uid), self.volumes(volumes):
             yield
 

@@ -35,17 +35,16 @@ class DiskStep:
     def follows(self, record: VmRecord) -> bool:
         """Note the image references of a VM; return False if the VM has pull secrets.
 
-        The agent of such a VM requests the disks, and sends the secrets with the request.
+        The agent of a VM with pull secrets requests the disks, and sends the secrets.
         """
         self.refs[record.uid] = refs_of(record)
         return not brings_secret(record.spec)
 
     def forgets(self, uid: str) -> None:
-        """Forget the images of a VM."""
         self.refs.pop(uid, None)
 
     async def ensure(self, record: VmRecord, logins: Mapping[str, str]) -> Ensured[ImageReady]:
-        """Ensure every disk of the record, once all copied volumes of the VM have content.
+        """Wait until the VM's copied volumes have content, then ensure every disk of the record.
 
         Errors are those of `FillWaits.wait`, `Disks.ensure` and `DeviceRoots.ensure`.
         """
@@ -56,6 +55,5 @@ class DiskStep:
         return Ensured(done.ready, {"digest": done.ready.digest} if done.made else None)
 
     def refusal(self, record: VmRecord, error: VirtbusError) -> ImageReady:
-        """Return the message that reports a failure."""
         uid, epoch, generation = record.uid, record.epoch, record.generation
         return ImageReady(uid=uid, epoch=epoch, generation=generation, error=error.body)

@@ -86,8 +86,9 @@ class Disks:
     ) -> Ensured:
         """Ensure every disk of the record; existing disks are checked, and grown if too small.
 
-        `logins` are the VM's own pull secrets by volume: a `config.json`, or the query of a URL.
-        Only a missing image is pulled, or the image of a missing disk whose policy is Always.
+        `logins` are the VM's own pull secrets by volume: a `config.json`, or the query of a URL. An
+        image is pulled only if the store lacks it, or if its disk is missing and has the policy
+        Always.
 
         Raises:
             VirtbusError: 400 `disk_too_small`, `disk_too_large`. 409 `stale_epoch`, `released`,
@@ -140,7 +141,7 @@ class Disks:
     async def _ensured(
         self, record: VmRecord, wanted: tuple[DiskRequest, ...], images: dict[str, ImageInfo | None]
     ) -> dict[str, EnsuredDisk]:
-        """Run `_ensure_many`, but not during the release of one of the volumes."""
+        """Run `_ensure_many` under the locks of the volumes, so that none is released meanwhile."""
         async with contextlib.AsyncExitStack() as held:
             refs = [disk.ref for disk in wanted if disk.ref is not None]
             await held.enter_async_context(self.locks.volumes(refs))
@@ -196,7 +197,7 @@ class Disks:
     def _raw(self, record: VmRecord, ref: VolumeRef | None) -> EnsuredDisk | None:
         """Return the disk of a volume that is no qcow2 file; None for any other disk.
 
-        The file of a shared volume is made, unless it was made for an earlier VM.
+        If the file of a shared volume is missing, this method makes the file.
         """
         if ref is not None and (there := self.pools.elsewhere(ref)) is not None:
             return EnsuredDisk(there, "", made=False)
@@ -223,7 +224,6 @@ class Disks:
         return files.read(*place) or found
 
     def _place(self, record: VmRecord, disk: DiskRequest) -> tuple[DiskFolders, tuple[str, str]]:
-        """Return the folders that hold a disk, and the disk's folder and name in them."""
         if disk.ref is not None:
             return self.pools.of(disk.ref), (disk.ref.folder, DISK)
         return self._files, (record.uid, disk.volume)
@@ -256,7 +256,7 @@ class Disks:
             made.backing_path,
             ImageFormat(made.backing_format) if made.backing_path else None,
         )
-        if disk.ref is not None:  # before the data, which would otherwise belong to nobody
+        if disk.ref is not None:  # before the data, so that the data has an owner
             self._note(record, disk.ref, image.digest if image is not None else "")
         files, (folder, name) = self._place(record, disk)
         (files.replace if disk.drive else files.make)(folder, name, layout, made)
@@ -269,7 +269,7 @@ class Disks:
         does not restrict later epochs.
 
         Raises:
-            VirtbusError: 409 `stale_epoch`: the VM was assigned again since. 503 `store_error`.
+            VirtbusError: 409 `stale_epoch`: the VM has a newer assignment. 503 `store_error`.
         """
         async with self.locks.of(uid):
             if epoch < self._epochs.get(uid, 0):
@@ -312,7 +312,6 @@ class Disks:
             raise released(f"the volume {ref.name} was deleted; read the record again")
 
     async def held_volumes(self, after: str) -> HeldResources:
-        """Return a page of the volumes on the host, with folders greater than `after`."""
         return await self._threads.run(self.pools.page, after)
 
     # --- quarantine --------------------------------------------------------------------------
@@ -320,7 +319,6 @@ class Disks:
         return QuarantineManifest(uid=uid, epoch=epoch, keep=keep, since_ns=self._now_ns())
 
     async def quarantined(self) -> list[QuarantineEntry]:
-        """Return the entries of the quarantine."""
         return await self._threads.run(self._quarantine.entries)
 
     async def kept(self, entry: str) -> tuple[QuarantineEntry, VmRecord | None]:
@@ -345,7 +343,6 @@ class Disks:
         self.recount.set()
 
     async def held(self, uid: str | None = None) -> dict[str, tuple[str, ...]]:
-        """Return the disk files on the host by uid, from the file system."""
         return await self._threads.run(self._held, uid)
 
     def _held(self, uid: str | None) -> dict[str, tuple[str, ...]]:
@@ -358,7 +355,7 @@ class Disks:
     async def expire_names(
         self, wanted: frozenset[str], keep: expiry.ExpiryLimits
     ) -> tuple[str, ...]:
-        """Remove expired image names, but not the `wanted` names; return the removed names."""
+        """Remove expired image names and return them. The `wanted` names stay."""
         for name in wanted:
             self._store.used(name)
         used = await self._threads.run(self.users.used)

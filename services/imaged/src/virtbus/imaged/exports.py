@@ -30,8 +30,8 @@ from virtbus.schemas.pool import ON_DEVICES
 log = logging.getLogger(__name__)
 
 KEEP_S = 25 * 3600.0
-"""Age at which exports are removed. An operation and its file are removed after a day. So this
-removes only the files of operations whose removal the node did not see."""
+"""Age at which exports are removed. The removal of an operation, after a day, also removes its
+file. This limit is for exports whose node did not see the removal of the operation."""
 EXPIRE_S = 600.0
 CONVERT, PACK, PUBLISH = (step.name for step in STEPS["export"])
 
@@ -128,7 +128,6 @@ class Exports:
         )
 
     async def expire_forever(self) -> None:
-        """Remove old exports every EXPIRE_S; never returns."""
         while True:
             try:
                 old = await self._parts.threads.run(
@@ -183,7 +182,6 @@ class Exports:
             await self._convert(source, part.descriptor, want.format, self._parts.limits, look)
 
     async def _pack(self, whole: ExportPart, into: ExportPart) -> None:
-        """Compress one part into another, by gzip."""
         threads, at = self._parts.threads, 0
         with into.packed() as packed:
             while data := await threads.run(whole.read, at):
@@ -204,7 +202,7 @@ class Exports:
 
     @asynccontextmanager
     async def _opened(self, want: ExportWork, job: Job) -> AsyncIterator[ExportSource]:
-        """Open the disk and all that it rests on.
+        """Open the disk, its layers and its image.
 
         Raises:
             VirtbusError: the errors of `DiskPlaces.of`, `DiskPlace.opened` and

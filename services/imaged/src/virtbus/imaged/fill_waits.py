@@ -24,11 +24,13 @@ class FillWaits:
         self._filled = asyncio.Event()
 
     async def has_content(self, ref: VolumeRef) -> bool:
-        """Return True if the node has the complete content of a volume."""
         return await self._threads.run(self._pools.has_content, ref)
 
     async def wait(self, record: VmRecord) -> None:
-        """Return once each copied volume that the VM does not detach has content."""
+        """Wait until each copied volume of the VM has content.
+
+        Volumes that the VM detaches do not count.
+        """
         leaving = record.detaching
         try:
             for name, ref in record.volume_refs.items():
@@ -42,7 +44,6 @@ class FillWaits:
             self._waiting.pop(record.uid, None)
 
     def refuse_waiting(self, uid: str) -> None:
-        """Raise 503 `volume_not_filled` if the VM waits."""
         ref = self._waiting.get(uid)
         if ref is not None:
             refuse_unfilled(ref)

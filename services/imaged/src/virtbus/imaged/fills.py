@@ -59,7 +59,7 @@ class FillParts:
 class Fills:
     """The copies into volumes of a node.
 
-    During a copy, the volume is locked, and so is the VM or volume whose disk is copied.
+    A copy locks the volume, and the VM or volume whose disk is copied.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class Fills:
             yield found
 
     async def _verify(self, source: FillSource, opened: ExportSource, job: Job) -> None:
-        """Read an opened disk of a backup before it is used; errors as `BackupChecks.read_all`."""
+        """Read an opened disk of a backup before its use; errors as `BackupChecks.read_all`."""
         if source.backup and self._parts.backups is not None:
             job.step = FETCH
             await self._parts.backups.read_all(opened, source.backup, source.disk, job)

@@ -54,7 +54,7 @@ class Flattening:
     async def do(self, want: FlattenWork) -> WorkState:
         """Ensure that disks rest on no layer, or cancel this work.
 
-        After a cancel the disks have the same content, and some may have left their layers. With
+        After a cancel, the disks have the same content, and some disks may rest on no layer. With
         `want.live` the QEMU of the guest merges the layers: see `_live`.
 
         Raises:
@@ -90,7 +90,6 @@ class Flattening:
         return WorkState(state="working", step=MERGE)
 
     async def _done(self, want: FlattenWork) -> WorkState | None:
-        """Return the result if no disk rests on a layer."""
         for disk in want.disks:
             if (await self._place(want, disk)).layers:
                 return None
@@ -138,7 +137,7 @@ class Flattening:
 def _refuse_used(path: Path) -> None:
     """Raise 409 `disk_in_use` if a QEMU has the disk open.
 
-    The merge makes the sandbox's user the disk's owner. No guest may have the disk open then.
+    During the merge, the sandbox's user owns the disk, so no guest may have the disk open.
     """
     with ExitStack() as opened:
         lock_disk(open_disk(opened, path))

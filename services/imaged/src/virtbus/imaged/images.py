@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 NOBODY = Asker()
 """The asker for a request without a VM. It gets no progress."""
 Remove = Callable[[frozenset[str], tuple[str, ...]], Awaitable[tuple[int, tuple[str, ...]]]]
-"""Removes names, and images that nobody uses, as `Disks.forget_images` does."""
+"""Removes names and unused images, as `Disks.forget_images` does."""
 
 
 class _Way(NamedTuple):
@@ -98,7 +98,6 @@ class Images:
         return self._store.cached(link.digest) if link is not None else None
 
     def page(self, after: str) -> HeldImages:
-        """Return the images after the digest `after` that fit in one answer."""
         return self._store.page(after)
 
     async def ensure(
@@ -139,13 +138,13 @@ class Images:
             raise _mismatch(url, digest, f"its disk is {image.digest} by now")
 
     async def refresh(self, source: ImageSource, asker: Asker = NOBODY) -> ImageInfo:
-        """Return the source's current image; an unchanged one is not transferred.
+        """Return the source's current image; an unchanged image is not transferred.
 
         Concurrent requests with one URL, digest, transport and `pull_secret` share one transfer.
-        Another `pull_secret` means another transfer, so that nobody gets content through another's
-        login. Transfers of the same pinned file run one after another, and the later ones take the
-        file from the store. When all requests of a transfer are cancelled, the transfer ends and
-        its bytes are removed.
+        Another `pull_secret` means another transfer, so that no user gets content through the login
+        of another user. Transfers of the same pinned file run one after another, and later
+        transfers take the file from the store. If all requests of a transfer are cancelled, the
+        transfer ends and its bytes are removed.
 
         Raises:
             VirtbusError: 400 `container_name_pinned`. 404 `image_unknown`. 409 `digest_mismatch`.
@@ -164,7 +163,6 @@ class Images:
         return await self._pull(source, target, asker)
 
     def _uploaded(self, source: ImageSource) -> ImageInfo | None:
-        """Return the image that a client uploaded under a name; None if there is none."""
         link = self._store.link(source.locator)
         if link is None or not link.uploaded_by:
             return None
@@ -186,7 +184,6 @@ class Images:
         return await self._turns.run("", flight, in_turn, self._http.http.limits.total_timeout_s)
 
     async def _pull(self, source: ImageSource, target: Target, asker: Asker) -> ImageInfo:
-        """Fetch `target` under the name of `source`."""
         url, query = sealed_ref(target.source.locator)  # a rule in images.d may contain a query
         pin, transport = target.source.digest, target.transport
         secret = asker.pull_secret or query
@@ -213,7 +210,7 @@ class Images:
     ) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
         """Let `remove` remove the names and images that `ref` denotes, and end their pulls.
 
-        Return the freed bytes, the uids whose disks use images that therefore stay, and the names.
+        Return the freed bytes, the uids whose disks keep images from removal, and the names.
 
         Raises:
             VirtbusError: 404 `image_unknown`. 409 `image_wanted`.

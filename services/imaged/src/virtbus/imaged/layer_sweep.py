@@ -12,8 +12,8 @@ from virtbus.schemas.layer import UnneededLayers, layer_name
 class LayerSweep:
     """Searches all headers for references to layers.
 
-    During one search a reference may move from a disk to a snapshot, or back, and be missed. So a
-    layer is unneeded only if two searches in a row find no reference.
+    During a search, a reference may move from a disk to a snapshot, or back, and the search may
+    miss the reference. So a layer is unneeded only if two searches in a row find no reference.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class LayerSweep:
         self._before: frozenset[str] = frozenset()
 
     async def unneeded(self) -> UnneededLayers:
-        """Return the layers that this request and the one before found without a user."""
+        """Return the layers that this request and the previous request found without a user."""
         found = await self._threads.run(self._search)
         both, self._before = found & self._before, found
         return UnneededLayers(names=tuple(sorted(both)))
@@ -55,7 +55,6 @@ class LayerSweep:
         return names - needed
 
     def _of_notes(self) -> set[str]:
-        """Return the layers of all snapshots."""
         notes = (note for note in self._files.notes() if note.layered)
         return {layer_name(note.ref.uid, disk.name) for note in notes for disk in note.disks}
 

@@ -1,8 +1,9 @@
 """Makes snapshots whose disks become layers: nothing is copied, and a guest may run (ADR 0061).
 
 Each disk continues in a new file that rests on its former file. The new file is complete before any
-change, so both files together have the disk's content at each instant. If a guest runs, the new
-file is put into place if QEMU uses it, and removed otherwise.
+change, so both files together have the disk's content at each instant. For a running guest, the new
+file replaces the former file if QEMU uses the new file. If QEMU does not use the new file, imaged
+removes the new file.
 """
 
 import asyncio
@@ -52,7 +53,10 @@ class _Pending:
 
 
 class Layering:
-    """The layered snapshots. While one is made, no other work of imaged uses its disks."""
+    """The layered snapshots.
+
+    While a snapshot is made, no other work of imaged uses the snapshot's disks.
+    """
 
     def __init__(self, jobs: DiskJobs, parts: SnapshotParts) -> None:
         self._jobs = jobs
@@ -167,8 +171,8 @@ class Layering:
     async def _switched(self, note: SnapshotNote, pending: _Pending) -> bool:
         """Return True if the guest's QEMU has used the new files.
 
-        The agent reports this. Until it does, the files are looked at once no QEMU has them open:
-        if nothing was written to the new files, the former files have all content.
+        The agent reports this. Without a report, the files are checked once no QEMU has them open.
+        If nothing was written to the new files, the former files have all content.
         """
         while not await wait_for_event(pending.decided, LOOK_S):
             found: bool | None = await self._parts.threads.run(

@@ -1,6 +1,6 @@
 """Measures the pools of kind `local` at intervals, each in a thread of its own (ADR 0060).
 
-A pool that hangs delays no other pool. It becomes Slow, then Gone, until its thread returns.
+A pool that hangs delays no other pool. Its state is Slow, then Gone, until its thread returns.
 """
 
 import asyncio
@@ -33,11 +33,9 @@ class PoolProbes:
 
     @property
     def reports(self) -> tuple[PoolReport, ...]:
-        """Return the report of each pool that was measured."""
         return tuple(self._reports[name] for name in sorted(self._reports))
 
     async def run(self) -> None:
-        """Measure all pools; never returns by itself."""
         async with asyncio.TaskGroup() as group:
             for name in self._pools.names:
                 group.create_task(self._follow(name))

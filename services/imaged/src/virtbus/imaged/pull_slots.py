@@ -43,7 +43,6 @@ class Seat:
             self.limit.reschedule(None)
 
     def begin(self, now_s: float) -> None:
-        """Start a turn."""
         self._began_s, self._began_bytes = now_s, self._flight.moved_bytes
 
     def end(self, now_s: float, *, gave_way: bool) -> None:
@@ -55,11 +54,9 @@ class Seat:
         self.called.clear()
 
     def as_waits(self) -> Pull:
-        """Return the pull for the rules about waiting pulls."""
         return Pull(self._order, self._host, self._flight.namespaces, self._yields)
 
     def as_runs(self, now_s: float) -> Pull:
-        """Return the pull for the rules about running pulls."""
         return Pull(
             self._order,
             self._host,
@@ -90,8 +87,9 @@ class PullSlots:
     ) -> T:
         """Return the result of `work`, which begins when there is a slot.
 
-        If another pull needs the slot, `work` is cancelled and later called again. It must then
-        continue from its partial result. After `Seat.settle` it is not cancelled for another pull.
+        If another pull needs the slot, `work` is cancelled and later called again. `work` must then
+        continue from its partial result. After `Seat.settle`, `work` is not cancelled for another
+        pull.
 
         Raises:
             VirtbusError: 503 `image_unreachable`: the turns of the pull together took longer than

@@ -1,6 +1,7 @@
-"""Stages the files of readings: a client reads a guest's disks as of one instant (ADR 0079).
+"""Stages the scratch files of readings (ADR 0079).
 
-The guest's QEMU copies the data that the guest overwrites meanwhile to these files.
+During a reading, a client reads a guest's disks as they were at one instant. When the guest
+overwrites data, the guest's QEMU first copies the old data to these files.
 """
 
 from virtbus.imaged.edge.backup_staging import BackupStaging
@@ -22,11 +23,11 @@ class ReadingScratch:
         self._threads = threads
 
     async def do(self, want: ScratchWork) -> WorkState:
-        """Stage empty files if wanted, check the free space, or remove the files.
+        """Stage empty files if wanted, or remove the files; check the free space.
 
         Raises:
-            VirtbusError: 503 `disk_full`: the reading has to end before a write of the guest fails.
-                503 `store_error`.
+            VirtbusError: 503 `disk_full`: the caller must end the reading before a write of the
+                guest fails. 503 `store_error`.
         """
         if want.do == "cancel":
             await self._threads.run(self._staging.remove, want.id)

@@ -22,7 +22,7 @@ class DiskReporter(StepReporter):
     def listener(self, record: VmRecord) -> Listener:
         """Return a listener that publishes the progress of a VM's image.
 
-        Its first call also emits the event that a pull began.
+        The first call of the listener also emits the event that a pull began.
         """
         tell = self.progress(record.uid)
         begun = False

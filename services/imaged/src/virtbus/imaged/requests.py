@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 ANSWER_BEFORE_S = 0.2
 """An answer is sent this long before the deadline, so that it arrives in time."""
 WAITS_S = 20.0
-"""Longest time that a request waits for a transfer, also with a later deadline. The client repeats
-the request. Otherwise slow transfers could occupy all request slots for an hour (ADR 0028)."""
+"""Longest time that a request waits for a transfer. Then the client repeats the request. Without
+this limit, slow transfers could occupy all request slots for an hour (ADR 0028)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,11 @@ class Transfers:
 
 
 class Requests:
-    """The handlers of all verbs. Each request may be repeated."""
+    """The handlers of all verbs.
+
+    Each request may be repeated. A request for long work returns a `WorkState`, and does not wait
+    for the end of the work.
+    """
 
     def __init__(
         self,
@@ -132,7 +136,8 @@ class Requests:
     async def volume_release(self, request: Request) -> VolumeReleased:
         """Remove the data of a volume. No error if there is none.
 
-        With `kept`, the data stays unless this node has the complete content of the volume `kept`.
+        If `kept` is given, the data is removed only if this node has the complete content of the
+        volume `kept`.
         """
         want = validate(VolumeRelease, request.data)
         ref, kept = want.ref, want.kept
@@ -144,43 +149,34 @@ class Requests:
         return VolumeReleased(found=found)
 
     async def export(self, request: Request) -> WorkState:
-        """Begin, continue, cancel or remove an export; the answer does not wait for its end."""
         return await self._transfers.exports.do(validate(ExportWork, request.data))
 
     async def flatten(self, request: Request) -> WorkState:
-        """Begin, continue or cancel a merge of layers; the answer does not wait for its end."""
         return await self._transfers.flattening.do(validate(FlattenWork, request.data))
 
     async def export_link(self, request: Request) -> ExportLink:
-        """Return a link to the file of an export; errors as `Exports.link`."""
         return await self._transfers.exports.link(validate(ExportLinkAsk, request.data))
 
     async def fill(self, request: Request) -> WorkState:
-        """Begin, continue or cancel a copy into a volume; the answer does not wait for its end."""
         return await self._transfers.fills.do(validate(FillWork, request.data))
 
     async def backup(self, request: Request) -> WorkState:
-        """Begin, continue or cancel a backup; the answer does not wait for its end."""
         return await self._transfers.backups.do(validate(BackupWork, request.data))
 
     async def scratch(self, request: Request) -> WorkState:
-        """Make, check or remove the files of a reading."""
         return await self._transfers.scratch.do(validate(ScratchWork, request.data))
 
     async def backup_verify(self, request: Request) -> WorkState:
-        """Begin, continue or cancel a verification; the answer does not wait for its end."""
         return await self._transfers.checks.verify(validate(VerifyWork, request.data))
 
     async def backups(self, request: Request) -> HeldBackups:
-        """List, get or delete backups; errors as `Backups.held`."""
         return await self._transfers.backups.held(validate(BackupsAsk, request.data))
 
     async def snapshot(self, request: Request) -> WorkState:
-        """Begin, continue or cancel a snapshot or a restore; the answer waits only briefly."""
+        """Begin, continue or cancel a snapshot or a restore; wait briefly for the end of a step."""
         return await self._transfers.snapshots.do(validate(SnapshotWork, request.data))
 
     async def layers(self, request: Request) -> UnneededLayers:
-        """Return the layers that nothing needs."""
         validate(LayersAsk, request.data)
         return await self._transfers.layers.unneeded()
 
@@ -193,7 +189,7 @@ class Requests:
         return SnapshotReleased(found=found)
 
     async def quarantine(self, request: Request) -> Quarantine:
-        """List, get, restore or purge entries of the quarantine. Each may be repeated."""
+        """List, get, restore or purge entries of the quarantine."""
         want = validate(QuarantineWork, request.data)
         if want.do == "list":
             entries = await self._disks.quarantined()
@@ -213,7 +209,6 @@ class Requests:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     async def inspect(self, request: Request) -> HeldResources:
-        """Return the disk files of one VM, or of all VMs, or a page of volumes or snapshots."""
         want = validate(Inspect, request.data)
         if want.volumes_after is not None:
             return await self._disks.held_volumes(want.volumes_after)
@@ -224,7 +219,6 @@ class Requests:
         )
 
     async def list(self, request: Request) -> HeldImages:
-        """Return a page of the images of this node."""
         return self._images.page(validate(ListImages, request.data).after)
 
     async def pull(self, request: Request) -> ImageInfo:
@@ -263,12 +257,11 @@ class Requests:
         return outcome
 
     async def upload(self, request: Request) -> UploadedImage:
-        """Store a piece of an image; errors as `Uploads.take`."""
         want = validate(UploadImage, request.data)
         return await self._transfers.uploads.take(want, request.account, _left_s(request))
 
     async def delete(self, request: Request) -> ForgottenImage:
-        """Remove an image's names, and its bytes if no disk uses it."""
+        """Remove an image's names, and its bytes if no disk uses the image."""
         want = validate(ForgetImage, request.data)
         forget = self._disks.forget_images
         freed_bytes, used_by, names = await self._images.forget(want.ref, forget)

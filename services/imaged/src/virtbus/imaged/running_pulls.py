@@ -1,4 +1,4 @@
-"""Tracks the pulls that are under way, so that a delete of an image ends them (IMG-21)."""
+"""Tracks running pulls, so that a delete of an image ends its pulls (IMG-21)."""
 
 import asyncio
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class RunningPulls(Generic[T]):
     async def end(self, ref: str) -> bool:
         """End the pulls of the image `ref`, with all pulls that share a transfer with them.
 
-        Return True if there were some.
+        Return True if any pull was ended.
 
         Raises:
             VirtbusError: 409 `image_wanted`: a VM or volume waits for one of these pulls.

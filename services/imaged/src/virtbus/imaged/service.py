@@ -1,4 +1,4 @@
-"""Runs imaged on one node: handles records and requests, publishes its state."""
+"""Runs imaged on one node: handles records and requests, and publishes imaged's state."""
 
 import asyncio
 import contextlib
@@ -77,10 +77,10 @@ VERBS["pull"] = 1024
 transfer. A controller sends at most 256 pull requests at once, shared among accounts."""
 VERBS["upload"] = 16
 WAITING = {"upload": 48}
-"""Maximum number of requests that wait for a slot, by verb, for verbs with large requests."""
+"""Maximum number of requests that wait for a slot. Only verbs with large requests have an entry."""
 CROWDED = 1.1
-"""If there are more than CROWDED times `max_names` (setting) image names, some are removed at once,
-not only after GC_INTERVAL_S."""
+"""If there are more than CROWDED times `max_names` (setting) image names, names are removed at once
+and not only after GC_INTERVAL_S."""
 GC_INTERVAL_S = 3600.0
 GC_GRACE_S = 3600.0
 """Time that an image without names and disks is kept after its last use."""
@@ -193,7 +193,6 @@ class Imaged:
 
     @property
     def _door(self) -> Path:
-        """The agent's socket for open devices."""
         return self._settings.run_dir / device_socket.NAME
 
     def _measured_pools(self, group: asyncio.TaskGroup, files: DiskFolders) -> Pools:
@@ -339,7 +338,6 @@ class Imaged:
             return 0
 
     async def _count(self, disks: Disks) -> None:
-        """Count the entries in quarantine at the start and after each change."""
         while True:
             await disks.recount.wait()
             disks.recount.clear()

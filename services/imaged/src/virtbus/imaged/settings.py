@@ -17,7 +17,6 @@ _LIMITS = TransferLimits()
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Parse ADDRESS:PORT; raises ValueError."""
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     try:
@@ -182,7 +181,7 @@ class Settings(ServiceSettings):
 
     @property
     def downloads(self) -> DownloadLimits | None:
-        """Return the settings of the HTTP server, None if there is none."""
+        """Return the settings of the HTTP server; None without `download_address`."""
         if not self.download_address:
             return None
         pair = None
@@ -198,23 +197,19 @@ class Settings(ServiceSettings):
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """Return `allowed_roots`, or its default."""
         default = (self.state_dir / "images" / "src", Path("/usr/share/virtbus/images"))
         return tuple(str(root) for root in self.allowed_roots or default)
 
     @property
     def space(self) -> SpaceLimits:
-        """Return the limits of the store's disk."""
         return SpaceLimits(self.min_free_bytes, self.min_free_ratio, self.quota_bytes)
 
     @property
     def uploads(self) -> UploadLimits:
-        """Return the limits of uploads."""
         return UploadLimits(self.max_pulls, self.max_uploads)
 
     @property
     def limits(self) -> TransferLimits:
-        """Return the limits of a transfer."""
         return TransferLimits(
             max_bytes=self.max_bytes,
             max_virtual_bytes=self.max_virtual_bytes,

@@ -22,7 +22,7 @@ class Asker:
     """One request for an image, with a listener for its progress.
 
     `uid` is that of a VM or a pull's job. The trace of a transfer has the `uid` of its first asker.
-    `namespace` is charged for the pull slot; it is empty for the operator's pulls. `pull_secret` is
+    The pull slot counts for `namespace`, which is empty for the operator's pulls. `pull_secret` is
     the VM's own login for a registry, or the query of its URL.
     """
 
@@ -52,7 +52,6 @@ class Flight:
 
     @property
     def namespaces(self) -> frozenset[str]:
-        """Return the namespaces of all current requests."""
         return frozenset(asker.namespace for asker in self.askers)
 
     def on_bytes(self, done_bytes: int, total_bytes: int | None) -> None:
@@ -70,7 +69,7 @@ class Flight:
             await listener(self.done_bytes, self.total_bytes)
 
     async def report(self) -> None:
-        """Tell the listeners new progress at intervals; when cancelled, tell them once more.
+        """Report new progress to the listeners at intervals, and once more on cancellation.
 
         The end of an abandoned transfer is not reported.
         """
@@ -96,7 +95,7 @@ class Flights(Generic[T]):
     async def join(self, key: str, work: Callable[[Flight], Awaitable[T]], asker: Asker) -> T:
         """Return the result of `work`, or of the task that already runs under `key`.
 
-        Raises the errors of the work. Cancelling one request does not affect the others.
+        Raises the errors of the work. Cancelling one request does not affect other requests.
         """
         if key not in self._flying:
             flight = Flight()
@@ -110,7 +109,7 @@ class Flights(Generic[T]):
         finally:
             flight.askers.remove(asker)
             if not flight.askers and not result.done():
-                # A later request starts a new task, whose work waits until this one has ended.
+                # A later request starts a new task, whose work waits until this task has ended.
                 if self._flying.get(key, (None,))[0] is flight:
                     del self._flying[key]
                 task.cancel()

@@ -47,7 +47,7 @@ class Snapshots:
     async def recover(self) -> None:
         """Continue restores and layered snapshots that had written their journal before a crash.
 
-        The disks are locked on return, so that no guest starts while only some are replaced.
+        The disks are locked on return, so that no guest starts while only some disks are replaced.
 
         Raises:
             VirtbusError: 503 `store_error`.
@@ -74,10 +74,10 @@ class Snapshots:
         """Ensure or cancel a snapshot or a restore; see `SnapshotWork`.
 
         Raises:
-            VirtbusError: the failure of an earlier attempt, or of this one if it fails within
-                SOON_S. The next request begins another attempt. 404 `snapshot_missing`. 409
-                `disk_in_use`, `disk_unreadable`, `disks_differ`, `chain_too_long`. 503
-                `disk_full`, `store_error`. The errors of `DiskPlaces.of`.
+            VirtbusError: the failure of an earlier attempt, or of this attempt within SOON_S. The
+                next request begins another attempt. 404 `snapshot_missing`. 409 `disk_in_use`,
+                `disk_unreadable`, `disks_differ`, `chain_too_long`. 503 `disk_full`, `store_error`.
+                The errors of `DiskPlaces.of`.
         """
         if want.layered:
             return await self._layering.do(want)
@@ -91,12 +91,10 @@ class Snapshots:
         return WorkState(state="none")
 
     async def release(self, ref: SnapshotRef) -> bool:
-        """Remove the data of a snapshot; return False if there was none; raises VirtbusError."""
         async with self._parts.locks.of(snapshot_lock(ref)):
             return await self._parts.threads.run(self._parts.files.remove, ref.folder)
 
     async def held(self, after: str) -> HeldResources:
-        """Return a page of the snapshots on the host, with folders above `after`."""
         return await self._parts.threads.run(self._parts.files.page, after)
 
     # --- the job ----------------------------------------------------------------------------
@@ -158,8 +156,8 @@ class Snapshots:
     ) -> None:
         """Stage disks with the content of `restored` next to the present disks.
 
-        The staged disks rest on the layers of `restored`, or are copies if it has no layers. The
-        present disks get second names in the snapshot that keeps them.
+        The staged disks rest on the layers of `restored`, or are copies if `restored` has no
+        layers. The present disks get second names in the snapshot that keeps them.
         """
         threads, files = self._parts.threads, self._parts.files
         with ExitStack() as opened:
@@ -197,7 +195,6 @@ class Snapshots:
         stage_on_layer(files, uid, disk, layer, frozen.virtual_size_bytes)
 
     def _chosen(self, want: SnapshotWork) -> tuple[SnapshotNote | None, tuple[SnapshotDisk, ...]]:
-        """Return the restored snapshot, and the disks that are copied or replaced."""
         if want.restored is None:
             return None, want.disks
         note = self._parts.files.complete(want.restored.folder)
@@ -212,11 +209,11 @@ class Snapshots:
     def _refuse_unlike(
         self, want: SnapshotWork, note: SnapshotNote, frozen: SnapshotDisk, now: SnapshotDisk | None
     ) -> None:
-        """Raise 409 unless the frozen disk may replace the disk of the same name.
+        """Raise 409 if the frozen disk may not replace the disk of the same name.
 
-        If the snapshot is of another VM or volume, the volumes may differ. In any case, both disks
-        or none rest on an image, and both or none are volumes. A volume must be large enough for
-        the frozen disk.
+        Both disks must be volumes, or none. Both must rest on an image, or none. If the snapshot is
+        of the same VM or volume, both disks must be the same volume. A volume must be large enough
+        for the frozen disk.
         """
         kept = self._parts.files.frozen(note, frozen.name)
         folders = [one.ref.folder if one is not None and one.ref else "" for one in (frozen, now)]
@@ -234,7 +231,6 @@ class Snapshots:
     def _opened(
         self, opened: ExitStack, uid: str, disks: tuple[SnapshotDisk, ...]
     ) -> dict[str, int]:
-        """Open and lock the present disks; they are closed with `opened`."""
         found = {}
         for disk in disks:
             place = self._parts.places.of(uid, disk.name, disk.ref)

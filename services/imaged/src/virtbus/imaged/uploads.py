@@ -30,7 +30,7 @@ from virtbus.schemas.image_upload import UploadedImage, UploadImage
 log = logging.getLogger(__name__)
 
 STEP_BYTES = 8 * 1024**2
-"""A crash loses at most about this many bytes of an upload."""
+"""A crash loses at most about STEP_BYTES of an upload."""
 MAX_FAILED = 100
 """Number of failed uploads whose errors are remembered."""
 OWN_ACCOUNT = "node"
@@ -38,7 +38,7 @@ OWN_ACCOUNT = "node"
 
 
 class _Upload:
-    """One file on its way. `part` is set while bytes are accepted."""
+    """One running upload. `part` is set while bytes are accepted."""
 
     def __init__(self, want: UploadImage, owner: str) -> None:
         self.want = want
@@ -90,8 +90,8 @@ class Uploads:
     async def take(self, want: UploadImage, account: str, wait_s: float) -> UploadedImage:
         """Store a piece, or answer how many bytes are there; wait at most `wait_s`.
 
-        Each request may be repeated. A piece that begins at or before the end of the stored bytes
-        adds the bytes that are missing. A piece that begins after their end is not stored.
+        Each request may be repeated. A piece that begins after the end of the stored bytes is not
+        stored. Any other piece adds its bytes that are missing.
 
         Raises:
             VirtbusError: 400 `upload_beyond_size`. 409 `image_name_taken`, `digest_mismatch`. 413
@@ -187,7 +187,6 @@ class Uploads:
             upload.ready.set()
 
     async def _check(self, upload: _Upload) -> None:
-        """Refuse an upload if its size or name is not allowed, or its account has too many."""
         want, owner = upload.want, upload.owner
         if want.size_bytes > self._limits.max_bytes:
             raise too_large(want.name, want.size_bytes, self._limits.max_bytes)
@@ -199,7 +198,7 @@ class Uploads:
             raise too_many(len(names), len(others), self._uploads.per_account)
 
     async def _check_name(self, want: UploadImage) -> None:
-        """Raise 409 `image_name_taken` if the name means another image here, or a rule has it."""
+        """Raise 409 `image_name_taken` if another image or a rule has the name here."""
         link = self._store.link(want.name)
         other = link is not None and want.digest not in {link.digest, link.fetched}
         if link is not None and other and self._store.cached(link.digest) is not None:
@@ -213,7 +212,6 @@ class Uploads:
             raise name_taken(want.name, f"is given by the rule {rule.where}")
 
     async def _resume(self, upload: _Upload, part: PartialDownload) -> None:
-        """Continue the part of an earlier attempt, or begin it, with room for all bytes."""
         note = PartNote(url=upload.key, total_bytes=upload.want.size_bytes, owner=upload.owner)
         if await self._threads.run(lambda: part.resume(note.url, whole=True)):
             while await self._threads.run(part.hash_more):
@@ -228,7 +226,6 @@ class Uploads:
         upload.ready.set()
 
     async def _append(self, upload: _Upload, want: UploadImage) -> int:
-        """Write the bytes of a piece that are missing; return the number of stored bytes."""
         async with upload.turn:
             if upload.part is not None:
                 return await self._write(upload, upload.part, want)
@@ -255,7 +252,7 @@ class Uploads:
 
         Raises:
             VirtbusError: 503 `upload_stalled`: the client sends less than the minimum rate. The
-                error with which a piece could not be written.
+                error of a failed write.
         """
         window_s = self._limits.rate_window_s
         seen_bytes = part.offset

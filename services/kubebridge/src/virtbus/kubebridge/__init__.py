@@ -1,5 +1,5 @@
 """The Kubernetes bridge: a client of the bus that offers KubeVirt's API to a cluster.
 
-It reads Kubernetes objects, sends requests to virtbus, and writes virtbus' answers as status. It
-never writes records on the bus, and never acts on a host.
+The bridge reads Kubernetes objects, sends requests to virtbus, and writes virtbus' answers as
+status. The bridge never writes records on the bus, and never acts on a host.
 """

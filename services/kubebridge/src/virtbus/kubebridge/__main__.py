@@ -12,7 +12,7 @@ from virtbus.schemas.ids import UNPLACED
 
 
 async def serve(settings: Settings) -> None:
-    """Connect and serve until cancelled."""
+    """Connect to the bus and the cluster, and serve until cancelled."""
     async with (
         connection.connect(settings.bus(), name="kubebridge") as bus,
         cluster.connect(settings.kubeconfig) as kubernetes,

@@ -1,9 +1,9 @@
 """Encodes and decodes the marks on a device (ADR 0060).
 
 The last MiB of a device belongs to virtbus. The first block of this MiB has the mark `claim`, which
-names the device's volume, and is written before anything else. The second block has the mark
-`filled`, which says that the content is complete, and is written last. A mark has a checksum, so an
-incomplete write counts as no mark.
+names the device's volume. virtbus writes `claim` before the content. The second block has the mark
+`filled`, which says that the content is complete. virtbus writes `filled` last. A mark has a
+checksum, so an incomplete write counts as no mark.
 """
 
 import hashlib
@@ -21,17 +21,16 @@ _HEAD = len(MAGIC) + 32 + 4
 
 
 class DeviceMark(LenientModel):
-    """A mark of a device.
-
-    Only the mark `filled` has the size that the guest sees, the SHA-256 of the written content, and
-    the operation that wrote the content.
-    """
+    """A mark of a device. Only the mark `filled` has a digest, a size and an operation."""
 
     kind: Literal["claim", "filled"]
     ref: VolumeRef
     digest: str = ""
+    """SHA-256 of the written content."""
     size_bytes: int = 0
+    """The size that the guest sees."""
     operation: str = ""
+    """The operation that wrote the content."""
 
 
 def sealed(mark: DeviceMark) -> bytes:

@@ -21,7 +21,7 @@ have these uids."""
 
 @dataclass(frozen=True, slots=True)
 class DiskRequest:
-    """One disk. Without `source`, it is empty. Without `size_bytes`, it has the image's size."""
+    """One disk: empty if `source` is None, as large as its image if `size_bytes` is None."""
 
     volume: str
     source: ImageSource | None
@@ -38,11 +38,9 @@ class DiskRequest:
 def wanted_disks(record: VmRecord, max_virtual_bytes: int) -> tuple[DiskRequest, ...]:
     """Return the disks that imaged makes for a record's VM, in the order of the spec.
 
-    These are the disks for images, container disks, empty disks and volumes.
-
     Raises:
         VirtbusError: 400 `disk_too_large`, with each disk above the node's limit. 409
-            `volume_unknown`: the record has no reference to a volume of its spec.
+            `volume_unknown`: the spec has a volume, and the record has no reference to this volume.
     """
     wanted = []
     disks = record.spec.domain.devices.disks
@@ -100,7 +98,7 @@ def _named(record: VmRecord, volume: Volume) -> DiskRequest:
 
 
 def _source(record: VmRecord, volume: Volume) -> tuple[ImageSource, str]:
-    """Return the image of a volume that has one, and the query of its URL."""
+    """Return the volume's image, and the query of the image's URL."""
     ref, query = sealed_ref(record.image_of(volume))
     return parse_image_ref(ref)._replace(target=record.target_of(volume)), query
 
@@ -118,8 +116,8 @@ def device_roots(record: VmRecord) -> tuple[tuple[str, ImageSource], ...]:
 def device_root_ref(digest: str) -> VolumeRef:
     """Return the reference in the marks of a device whose first content is the image `digest`.
 
-    The device has no volume. So the reference is made from the digest, and is the same for each VM
-    that gets the device with this image.
+    The device has no volume. The reference is the same for each VM that gets this image on a
+    device.
     """
     return VolumeRef(
         uid=str(uuid.uuid5(_ROOTS, digest)),
@@ -143,10 +141,7 @@ def refs_of(record: VmRecord) -> frozenset[str]:
 
 
 def brings_secret(spec: VmSpec) -> bool:
-    """Return True if the VM has its own login or URL query for a pull.
-
-    The VM's record does not contain this secret.
-    """
+    """Return True if a pull for the VM needs the VM's secret: a login or a URL query."""
     return any(_needs_secret(volume) for volume in spec.volumes)
 
 
@@ -200,8 +195,7 @@ def refuse_unfilled(ref: VolumeRef) -> None:
 def other_medium(disk: DiskRequest, found: Overlay, may_be: Callable[[str, str], bool]) -> bool:
     """Return True if a CD-ROM drive has a medium that is not the pinned image of its volume.
 
-    `may_be`, called with a pin and a digest, returns True if the pin may mean the file with this
-    digest.
+    `may_be(pin, digest)` returns True if the pin may mean the file with this digest.
     """
     pin = disk.source.file_digest if disk.source is not None else None
     if not disk.drive or pin is None:

@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The status of an answer, and its bytes of the file: from `start` on, `end` excluded."""
+    """The status of an answer, and its range of the file: `start` included, `end` excluded."""
 
     status: int
     start: int
@@ -56,7 +56,7 @@ def path(key: bytes, export: str, name: str, expires: int) -> str:
 
 
 def asked(head: bytes) -> Asked | None:
-    """Return the request of an HTTP head, None if it does not request a file of an export."""
+    """Return the request of an HTTP head, None for other requests than for a file of an export."""
     first, _, rest = head.partition(b"\r\n")
     line = _LINE.fullmatch(first)
     found = _TARGET.fullmatch(line[2].decode("ascii")) if line else None
@@ -88,7 +88,8 @@ def refusal(want: Asked, key: bytes, now_s: float) -> int:
 def span(want: Asked, size: int, etag: str) -> Span:
     """Return the status and the bytes of the answer.
 
-    A range of several parts, or for another entity tag, is answered with the complete file.
+    The answer is the complete file if several ranges are requested, or a range of another entity
+    tag.
     """
     whole = Span(200, 0, size)
     found = _RANGE.fullmatch(want.range)
@@ -108,7 +109,7 @@ def etag(digest: str) -> str:
 
 
 def head(status: int, fields: dict[str, str]) -> bytes:
-    """Return the head of an answer. It says that the connection closes after the answer."""
+    """Return the head of an answer."""
     lines = [f"HTTP/1.1 {status} {REASONS[status]}"]
     always = {"Connection": "close", "Cache-Control": "no-store"}
     lines += [f"{name}: {value}" for name, value in (always | fields).items()]

@@ -9,7 +9,7 @@ class StoredImage(NamedTuple):
 
     `held` is True if a disk, a pull, a VM's record or a pin uses the image, or if it was uploaded.
     `plain` is True if the image has a name of `images.d`. An operator may have pulled such an image
-    in advance, so it is removed after all other images.
+    in advance, so it is removed last.
     """
 
     digest: str
@@ -22,7 +22,7 @@ class StoredImage(NamedTuple):
 def evicted(images: Iterable[StoredImage], need_bytes: int) -> tuple[str, ...]:
     """Return the digests of the images to remove for `need_bytes`, in order.
 
-    Return none if even all unused images have fewer bytes.
+    Return `()` if all unused images together have fewer bytes.
     """
     free = [image for image in images if not image.held]
     found, freed_bytes = [], 0

@@ -1,9 +1,8 @@
 """Selects image names to remove: old names, and the least recently used names above a limit.
 
-A name in the record of a VM on the node stays. A plain name (of `images.d`) does not expire by age,
-because an operator may have pulled its image in advance. A name whose image is used by disks does
-not expire by age, either. But all names count towards the limit of names. Above the limit, the
-least recently used names are removed first, and plain names last.
+A name in the record of a VM on the node is never removed. A name whose image disks use does not
+expire by age. Neither does a plain name (of `images.d`): an operator may have pulled its image in
+advance. Above the limit, the least recently used names are removed first, and plain names last.
 """
 
 from collections.abc import Iterable
@@ -19,7 +18,6 @@ class NameUse(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return True for a name of `images.d`: no URL, and no image name of the bus."""
         return is_plain(self.name)
 
 

@@ -1,8 +1,8 @@
 """Judges images in formats that QEMU can convert, before QEMU reads them (IMG-04, IMG-05).
 
-An image is convertible only if it needs no other file. This module parses only the fields with the
-name of another file or with the virtual size (QEMU: `block/vmdk.c`, `vdi.c`, `vpc.c`, `vhdx.c`).
-QEMU reads all other fields, in a sandbox (`edge.conversion`).
+An image is convertible only if it needs no other file. This module parses only the virtual size and
+the fields that can name another file (QEMU: `block/vmdk.c`, `vdi.c`, `vpc.c`, `vhdx.c`). QEMU reads
+all other fields, in a sandbox (`edge.conversion`).
 """
 
 import re
@@ -16,11 +16,11 @@ from virtbus.imaged.core.formats import HEAD_BYTES, has_partition_table
 from virtbus.schemas.errors import Code, VirtbusError
 
 ReadAt = Callable[[int, int], bytes]
-"""Returns bytes of the file, by offset and length; fewer bytes at the end of the file."""
+"""`read_at(offset, length)` returns bytes of the file; fewer bytes at the end of the file."""
 
 SECTOR_BYTES = 512
 MAX_DESCRIPTOR_BYTES = 64 * 1024
-"""Limit of a descriptor of a vmdk. The usual descriptor has 10 KiB (IMG-05)."""
+"""Limit of the descriptor of a vmdk, which usually has 10 KiB (IMG-05)."""
 MAX_VHDX_ENTRIES = 2047
 
 _VMDK = struct.Struct("<4sIIQQQQIQQQ")
@@ -57,8 +57,8 @@ def judge(names: tuple[str, ...], size_bytes: int, read_at: ReadAt) -> Foreign |
     judges = {"vmdk": _vmdk, "vdi": _vdi, "vhd": _vhd, "vhdx": _vhdx, "qcow2": _qcow2}
     if len(names) != 1 or names[0] not in judges:
         return None
-    # A fixed vhd is a raw disk with a footer, so it may begin with a partition table. In any other
-    # format, a partition table makes the file a raw disk as well.
+    # A fixed vhd is a raw disk with a footer, so it may begin with a partition table. A file of any
+    # other format with a partition table is a raw disk as well: `header.inspect` refuses it.
     if names != ("vhd",) and has_partition_table(read_at(0, 2 * SECTOR_BYTES)):
         return None
 
@@ -153,10 +153,7 @@ def _vhdx(_size_bytes: int, read_at: ReadAt) -> Foreign:
 def _vhdx_entries(
     table: bytes, magic: bytes, count_at: int, at: int
 ) -> list[tuple[bytes, int, int]]:
-    """Return (GUID, offset, length) of a table's entries.
-
-    The region table has 64-bit offsets, and the metadata table 32-bit offsets.
-    """
+    """Return (GUID, offset, length) of a table's entries."""
     (count,) = struct.unpack_from("<H", table, count_at)
     if not table.startswith(magic) or count > MAX_VHDX_ENTRIES:
         _damaged("vhdx", "a table is not where it should be")
@@ -179,8 +176,7 @@ def _qcow2(_size_bytes: int, read_at: ReadAt) -> Foreign | None:
     """Return a qcow2 image that `qcow2.parse` refuses, but that QEMU may convert.
 
     Such an image has snapshots or bitmaps, or was not closed cleanly, and has no other fault.
-    Return None for any other qcow2 image, so that `qcow2.parse` accepts it, or refuses it with its
-    own error.
+    Return None for any other qcow2 image: `qcow2.parse` judges it.
     """
     head = read_at(0, HEAD_BYTES)
     fields = qcow2.read_fields(head)

@@ -1,9 +1,8 @@
 """Detects the known container formats of a file by its first and last bytes.
 
 Magic numbers are those of QEMU's block drivers (`block/*.c`, the `*_probe` functions), of ECMA-119
-for ISO 9660, and of the usual archive formats. This module does not parse the formats. A file is
-accepted as raw only if it has none of these magic numbers, or only those of an optical disc
-(IMG-06, IMG-08, IMG-09).
+for ISO 9660, and of the usual archive formats. `header.inspect` accepts a file as raw only if it
+has none of these magic numbers, or only those of an optical disc (IMG-06, IMG-08, IMG-09).
 """
 
 import re
@@ -57,7 +56,7 @@ _HTML = re.compile(
 def claims(head: bytes, tail: bytes) -> tuple[str, ...]:
     """Return the names of all known formats whose magic is found, sorted; `()` for plain data.
 
-    `head` is the first `HEAD_BYTES` of the file or all of it, `tail` the last `TAIL_BYTES`.
+    `head` is the first `HEAD_BYTES` of the file, and `tail` the last `TAIL_BYTES`.
     """
     found = {name for magic, name in _AT_START if head.startswith(magic)}
     found |= {name for at, magic, name in _AT_OFFSET if head[at : at + len(magic)] == magic}

@@ -1,8 +1,8 @@
 """Computes the header of a qcow2 disk that becomes larger.
 
 A disk made by `overlay.build` has at least one cluster for its L1 table, which is enough for 4 TiB.
-Growth within the table's clusters only changes fields of the header, which are in one sector. QEMU
-itself (qcow2-cluster.c, `qcow2_grow_l1_table`) would move the table to new clusters.
+Growth within these clusters changes only fields of the header, all in one sector. Larger growth
+would have to move the table, as QEMU does (qcow2-cluster.c, `qcow2_grow_l1_table`), and is refused.
 
 QEMU refuses a disk with a bitmap that is too short for the disk's size. So growth clears the
 header's bit that declares the bitmaps valid. Then QEMU ignores the bitmaps, and the next backup is

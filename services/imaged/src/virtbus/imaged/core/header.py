@@ -14,8 +14,8 @@ def inspect(head: bytes, tail: bytes, size_bytes: int, max_virtual_bytes: int) -
     """Return the header of an image that may be used.
 
     `head` and `tail` are as in `formats.claims`; `size_bytes` is the size of the complete file. A
-    file is accepted as raw only if it has no magic number of a known format. ISO 9660 and UDF are
-    the exception: such a file is the raw content of a disc. A file of two formats is refused.
+    file is raw if it has no magic number of a known format. An optical disc's file (ISO 9660, UDF)
+    is raw as well.
 
     Raises:
         VirtbusError: 413 `virtual_size_too_large`. 422 `unlisted_format`, `ambiguous_format`,

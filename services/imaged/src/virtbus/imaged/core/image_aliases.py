@@ -1,13 +1,15 @@
 """Translates an image name such as `tiny` or `prod/debian/12` to a URL.
 
-Rules have a fixed order, so a name always has the same URL. Exact names precede regular
-expressions. Of exact rules for one name, the lowest layer of rules (`name_rules.Layer`) wins, then
-the longest prefix.
-Of regular expressions, the longest prefix wins, then the lowest layer, then the first file by name,
-then the first entry. If two exact rules for a name, or two equal expressions, have the same layer
-and prefix, this is a problem, and names that match them are refused. Image names on the bus are not
-translated here: controllers put the URLs into the VMs' records (ADR 0046), and this table only has
-transports for these URLs.
+Rules have a fixed order, so a name always has the same URL:
+
+- Exact names precede regular expressions.
+- Of exact rules for one name, the lowest layer (`name_rules.Layer`) wins, then the longest prefix.
+- Of regular expressions, the longest prefix wins, then the lowest layer, then the first file by
+  name, then the first entry.
+
+Two exact rules for one name with the same layer and prefix are a problem, and the name is refused.
+The same holds for two equal expressions. Controllers translate image names of the bus (ADR 0046).
+For such names, this table has only transports.
 """
 
 import bisect
@@ -22,10 +24,10 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.image import ImageSource, parse_image_ref
 
 MAX_REGEXPS = 500
-"""Limit of the regular expressions of all files. Each expression has its own limit of memory."""
+"""Limit of the regular expressions of all files together."""
 _SORTED, _BESIDE, _COMPARED = 20_000, 50, 64
-"""Limits of the search for names that resemble an unknown name. Its first _COMPARED characters are
-compared with the _BESIDE known names before it, and after it, in sorted order.
+"""Limits of the search for names that resemble an unknown name. The first _COMPARED characters of
+the unknown name are compared with the _BESIDE known names on each side of it, in sorted order.
 
 A node with more than _SORTED names suggests none, because the sort would block the event loop.
 """
@@ -58,7 +60,7 @@ class ImageAliases:
 
         Raises:
             VirtbusError: 503 `image_transport_invalid`: no file has the transport, two files have
-                it, the transport has a problem, or it does not permit the server of `url`.
+                it, or the transport has a problem or does not permit the server of `url`.
         """
         found = self.transports.get(name)
         if found is None:
@@ -80,8 +82,8 @@ class ImageAliases:
 
         Raises:
             VirtbusError: 404 `image_unknown`, with similar names and the next step. 503
-                `image_names_invalid`: the rule for this name has a problem. Or there is no rule for
-                this name, and some other rule has a problem.
+                `image_names_invalid`: the rule of the name has a problem, or no rule has the name
+                and any rule has a problem.
         """
         rule = self.exact.get(name)
         if rule is not None:
@@ -97,9 +99,9 @@ class ImageAliases:
         raise self._unknown(name)
 
     def pins(self, name: str) -> bool:
-        """Return True if a rule pins the image of a plain name, or may do so.
+        """Return True if a rule pins the image of a plain name.
 
-        A problem of the rules can hide the rule of the name.
+        Also return True if the rules have a problem that may hide such a rule.
         """
         try:
             return self.resolve(name).pin
@@ -107,7 +109,6 @@ class ImageAliases:
             return error.reason == "image_names_invalid"
 
     def _first(self, problem: str) -> tuple[Detail, ...]:
-        """Return all problems, with this one first."""
         mine = [one for one in self.problems if f"{one.path}: {one.message}" == problem]
         return (*mine, *(one for one in self.problems if one not in mine))
 
@@ -142,7 +143,7 @@ def names_invalid(problems: tuple[Detail, ...]) -> VirtbusError:
 def table_of(files: Iterable[RuleFile]) -> ImageAliases:
     """Return the table of the rules in `files`.
 
-    The files of `images.d` come first, in the order of their names, then those of other layers.
+    `files` begins with the files of `images.d`, in the order of their names. Other layers follow.
     """
     problems: list[Detail] = []
     exact: dict[str, NameRule] = {}

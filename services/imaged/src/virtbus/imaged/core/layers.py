@@ -24,8 +24,8 @@ MAX_NAMES = 1000
 class Search:
     """Searches the image `what` for the file at `path`; without `path`, for the only file in /disk.
 
-    Pass every entry of the uppermost layer to `is_disk`, then call `next_layer`. Continue with the
-    layer below.
+    Begin with the uppermost layer. Pass every entry of a layer to `is_disk`, then call
+    `next_layer`.
     """
 
     def __init__(self, what: str, path: str) -> None:
@@ -93,13 +93,11 @@ class Search:
             raise self._many(name)
 
     def next_layer(self) -> None:
-        """Handle the end of a layer: its names and whiteouts hide files of lower layers."""
         self._above |= self._here | self._removed
         self._here, self._removed = set(), set()
         self.closed = self._opaque or (bool(self._leaf) and self._leaf in self._above)
 
     def missing(self) -> VirtbusError:
-        """Return the error for a missing file."""
         if self._leaf:
             path = "/".join((*self._folder, self._leaf))
             why = f"has no file /{path}; give the path of its disk, or leave the path out"

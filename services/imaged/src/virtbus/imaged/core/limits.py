@@ -17,23 +17,23 @@ class TransferLimits:
     max_expansion: int = 100
     """A compressed image or layer may expand to 64 MiB plus this number times its size (IMG-14)."""
     min_rate_bytes_s: int = 32 * 1024
-    """A transfer that is slower than this over `rate_window_s` counts as stalled (SRC-08)."""
+    """Minimum rate over `rate_window_s`; a slower transfer counts as stalled (SRC-08)."""
     rate_window_s: float = 60.0
     connect_timeout_s: float = 10.0
     header_timeout_s: float = 15.0
     total_timeout_s: float = 6 * 3600.0
-    """Time limit of a transfer, enough for 64 GiB at 3.2 MB/s. A transfer that hangs ends earlier,
-    because of the minimum rate. Time without a slot does not count."""
+    """Time limit of a transfer, enough for 64 GiB at 3.2 MB/s. Time without a slot does not
+    count."""
     slow_turn_s: float = 5.0
     """Time that a pull below the minimum rate keeps its slot while other pulls wait; see
     `core.pull_schedule`."""
     turn_s: float = 60.0
-    """Time that any other pull keeps its slot while other pulls wait."""
+    """Time that a pull at the minimum rate or above keeps its slot while other pulls wait."""
     free_decode_s: float = 30.0
     """CPU time that decoding an image of any size may take."""
     least_decode_bytes_s: int = 4 * 1024**2
-    """Number of decoded bytes for which one more second of CPU time is allowed. Usual images are
-    decoded 100 times as fast."""
+    """Decoding may take one more second of CPU time for each such amount of decoded bytes. Usual
+    images are decoded 100 times as fast."""
     max_redirects: int = 3
     attempts: int = 5
     backoff_s: float = 1.0
@@ -62,11 +62,12 @@ class DownloadLimits:
 
     address: tuple[str, int]
     url: str
-    """The beginning of each link."""
+    """The beginning of each link to an export."""
     certificate: tuple[Path, Path] | None = None
     """The files of a certificate and its key, for HTTPS; None for HTTP."""
     at_once: int = 32
-    """Maximum number of connections. One client address has at most three quarters of them."""
+    """Maximum number of connections. One client address has at most three quarters of the
+    connections."""
     bytes_per_s: int = 0
     """Maximum rate of all downloads together; 0 means no limit."""
     head_s: float = 10.0

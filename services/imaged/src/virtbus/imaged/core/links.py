@@ -31,7 +31,7 @@ class NameLink(LenientModel):
 
     @classmethod
     def of(cls, name: str, image: ImageInfo, fetched: str) -> "NameLink":
-        """Return a link to a stored image; `fetched` is the digest of the fetched bytes."""
+        """`fetched` is the digest of the fetched bytes."""
         return cls(
             name=name,
             digest=image.digest,
@@ -43,7 +43,6 @@ class NameLink(LenientModel):
 
     @property
     def shown(self) -> str:
-        """Return the name for people."""
         return shown_name(self.name)
 
     @property
@@ -64,9 +63,9 @@ def shown_name(name: str) -> str:
 
 
 class PartNote(LenientModel):
-    """The note of a partial download or upload: the source and the version of its bytes.
+    """The source and the version of a partial transfer's bytes.
 
-    A later attempt needs the source and the version to continue the transfer.
+    A later attempt needs both to continue the download or upload.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -81,7 +80,7 @@ class PartNote(LenientModel):
 
 
 def file_name(name: str) -> str:
-    """Return the file name of a link or part; it contains no byte of the name (IMG-16)."""
+    """Return the file name of a link or part: a hash, without any byte of the name (IMG-16)."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 

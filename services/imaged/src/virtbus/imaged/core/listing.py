@@ -24,7 +24,7 @@ def listing(images: Mapping[str, ImageInfo], links: Iterable[NameLink]) -> tuple
 
 
 def page_of(images: Mapping[str, ImageInfo], links: Iterable[NameLink], after: str) -> HeldImages:
-    """Return the images after the digest `after` that fit into a page, and at least one."""
+    """Return a page of the images after the digest `after`: at least one image, if any is left."""
     found = listing({d: image for d, image in images.items() if d > after}, links)
     left_bytes = PAGE_BYTES
     page: list[ImageInfo] = []
@@ -38,7 +38,6 @@ def page_of(images: Mapping[str, ImageInfo], links: Iterable[NameLink], after: s
 
 
 def _shown(image: ImageInfo) -> ImageInfo:
-    """Return the image with as many of its names as fit into a page."""
     names = names_within(image.names, PAGE_BYTES - _IMAGE_BYTES)
     more = len(image.names) - len(names)
     return image.model_copy(update={"names": names, "more_names": more})
@@ -47,7 +46,7 @@ def _shown(image: ImageInfo) -> ImageInfo:
 def keys_of(
     links: Iterable[NameLink], used_s: Mapping[str, float], digests: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return the sorted keys of the names of the images `digests`, and of these digests.
+    """Return the sorted keys of the images `digests` and of their names.
 
     The result has at most `MAX_IMAGE_KEYS` keys: those of the most recently used names.
     """

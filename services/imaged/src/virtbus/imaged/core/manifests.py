@@ -35,7 +35,7 @@ _ARCHITECTURES = {
     "i686": "386",
     "loongarch64": "loong64",
 }
-"""Go's names of architectures, by their names in `uname -m`, if the two differ."""
+"""Go's name of an architecture by its name in `uname -m`, if the two names differ."""
 
 
 class Blob(NamedTuple):
@@ -88,7 +88,9 @@ def parse(what: str, body: bytes, content_type: str) -> Manifest | Index:
 
 
 def choose(what: str, index: Index, architecture: str) -> Blob:
-    """Return the first manifest for Linux on `architecture`, or the first without a platform.
+    """Return the first manifest for Linux on `architecture`.
+
+    If there is none, return the first manifest without a platform.
 
     Raises:
         VirtbusError: 422 `wrong_architecture`.

@@ -1,9 +1,9 @@
 r"""Matches image names with RE2, whose time is linear in the name's length for every expression.
 
-No other module imports re2. A pattern must match a complete name. But for a pattern in a file of
-Virtlet, a match of a part of the name is enough. A template is a URL with groups of the pattern:
-`$1`, `${1}`, `${name}`, and `$$` for a dollar. Files of version 0.1 may have groups in the form
-`\1` or `\g<name>`.
+No other module imports re2. A pattern must match a complete name. A pattern from a file of Virtlet
+may match a part of the name. A template is a URL with groups of the pattern: `$1`, `${1}`,
+`${name}`, and `$$` for a dollar. Files of version 0.1 may have groups in the form `\1` or
+`\g<name>`.
 """
 
 import re
@@ -14,8 +14,8 @@ import re2
 
 MAX_PATTERN_CHARS = 1000
 _MAX_PATTERN_BYTES = 128 * 1024
-"""Memory limit of one pattern. RE2 refuses a pattern that needs more, such as one with nested
-repetitions."""
+"""Memory limit of one pattern. RE2 refuses a pattern that needs more memory, such as one with
+nested repetitions."""
 _GROUP = re.compile(
     r"\$(?P<dollar>\$)|\$(?P<short>\d{1,2})|\$\{(?P<braced>\w{1,64})\}"
     r"|\\(?P<old>\d{1,2})|\\g<(?P<named>\w{1,64})>"
@@ -48,18 +48,16 @@ class NamePattern:
         return cls(text, template, regexp)
 
     def of_parts(self) -> "NamePattern":
-        """Return a copy of this pattern with `in_part` set."""
         return replace(self, in_part=True)
 
     def url(self, name: str) -> str | None:
-        """Return the URL for `name`; None if the pattern does not match the name."""
         match = self._regexp.search(name) if self.in_part else self._regexp.fullmatch(name)
         if match is None:
             return None
         return _filled(self.template, lambda group: match[_key(group)] or "")
 
     def example(self) -> str:
-        """Return the URL with `1` in place of each group, to check its form."""
+        """Return the URL with `1` for each group, so that the URL's form can be checked."""
         return _filled(self.template, lambda _: "1")
 
 

@@ -1,7 +1,8 @@
 """Reads the rules of a file in `images.d`: translations of image names, and transports.
 
-All problems of a file are reported together. If an entry has a problem, but a readable name or
-pattern, it becomes a rule that refuses these names. Otherwise another rule could match them.
+All problems of a file are reported together. An invalid entry with a readable name or pattern
+becomes a rule that refuses the matching names. Without that rule, another rule could match these
+names.
 """
 
 import tomllib
@@ -20,7 +21,7 @@ from virtbus.schemas.model import StrictModel
 from virtbus.schemas.wire import problems
 
 DEFAULT_TRANSPORT = "default"
-"""The transport of a file's rules that name no transport, if the file defines this one."""
+"""The transport of rules that name no transport, if their file defines a transport `default`."""
 MAX_RULES = 10_000
 
 
@@ -135,17 +136,14 @@ class NameRule:
     transport: Transport = PLAIN
     pin: bool = False
     layer: Layer = Layer.FILE
-    """The source of the rule, for the order of `image_aliases`."""
     problem: str = ""
-    """The reason why the rule cannot be used, so that its names are refused; empty if it can."""
+    """The reason why the rule refuses its names; empty for a valid rule."""
 
     @property
     def full_name(self) -> str:
-        """Return the name with the prefix."""
         return f"{self.prefix}/{self.name}" if self.prefix else self.name
 
     def rest_of(self, name: str) -> str | None:
-        """Return the part of `name` after the prefix; None if the rule has another prefix."""
         if not self.prefix:
             return name
         start = f"{self.prefix}/"
@@ -160,7 +158,7 @@ class KnownTransport:
     """The file and the table, for people."""
     transport: Transport = PLAIN
     problem: str = ""
-    """The reason why the transport cannot be used; empty if it can."""
+    """The reason why the transport cannot be used; empty for a valid transport."""
 
 
 @dataclass(slots=True)
@@ -213,7 +211,7 @@ def rules_of(names: Iterable[tuple[str, str]], layer: Layer) -> RuleFile:
 
 
 def _prefix(value: object, origin: str, found: RuleFile) -> str | None:
-    """Return the prefix; None if it is invalid, because then the names of all rules are unknown."""
+    """Return the prefix; None if it is invalid. Then the names of all rules are unknown."""
     if value == "":
         return ""
     try:
@@ -228,7 +226,6 @@ def _prefix(value: object, origin: str, found: RuleFile) -> str | None:
 
 
 def _transports(value: object, origin: str, found: RuleFile) -> Mapping[str, Transport | None]:
-    """Return the transports by name; None stands for a transport with problems."""
     if not isinstance(value, dict):
         message = "must be tables [transports.NAME]"
         found.problems.append(Detail(path=f"{origin}: transports", message=message))

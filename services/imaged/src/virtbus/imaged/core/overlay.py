@@ -2,7 +2,7 @@
 
 This code takes 0.1 ms for a disk; `qemu-img create` takes 10 ms and a fork. A file has a header, a
 refcount table, one refcount block and an L1 table (QEMU `docs/interop/qcow2.txt`). Every L1 entry
-is zero. So all reads return data of the backing file, or zeros.
+is zero, so all reads return data of the backing file, or zeros.
 """
 
 import struct
@@ -105,7 +105,7 @@ def _extension(kind: int, data: bytes) -> bytes:
 
 
 def read_overlay(head: bytes) -> Overlay:
-    """Return size and backing file of a disk that `build` made. QEMU may have written to the disk.
+    """Return the size and the backing file of a disk that `build` made and QEMU may have changed.
 
     Raises:
         VirtbusError: 409 `disk_damaged`: the file is not a disk of virtbus.

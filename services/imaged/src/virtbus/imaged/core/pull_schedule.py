@@ -1,11 +1,14 @@
 """Schedules pulls fairly: selects the pull that runs next, and the pull that gives up its slot.
 
-A host has at most half of the slots, and so has a namespace. But a pull that several namespaces
-request needs a free share of only one of them. While pulls wait, a running pull gives up its slot
-after its turn. The turn is short for a slow pull, whose rate is below a minimum. The minimum grows
-with the queue. A pull that gave up its slot waits behind pulls that did so less often, and its next
-turn is longer. So a large image from a slow server is completed, too. But the turn of a slow pull
-stays short if the next waiting pull has given up its slot less often.
+Each host gets at most half of the slots, and each namespace as well. A pull that several namespaces
+request needs a free slot in the share of only one namespace.
+
+While pulls wait, a running pull gives up its slot at the end of its turn. A slow pull has a short
+turn. A pull is slow if its rate is below a minimum, which grows with the queue.
+
+A pull that gave up its slot waits behind pulls that gave up fewer slots. Its next turn is longer,
+so a large image from a slow server is completed, too. A slow pull's turn stays short if the next
+waiting pull has given up fewer slots.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,7 +21,7 @@ _MOST_DOUBLINGS = 7
 """Limit of doublings of `min_rate_bytes_s`. By default, the minimum rate is 512 KiB/s if one pull
 waits, and at most 4 MiB/s."""
 _LONGER_SLOW = 6
-"""Maximum number of doublings of a slow pull's turn. _LONGER_FAST is that of any other pull."""
+"""Maximum number of doublings of a slow pull's turn; _LONGER_FAST limits any other pull's turn."""
 _LONGER_FAST = 3
 
 

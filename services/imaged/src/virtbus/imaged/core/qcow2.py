@@ -1,8 +1,8 @@
 """Parses the qcow2 header with our own code before any other program reads the file.
 
-The layout is in QEMU's `docs/interop/qcow2.txt`. This code is intentionally stricter than QEMU
-(IMG-01, IMG-10): it refuses an image that needs another file, a key or a repair, and an image that
-contains snapshots or bitmaps.
+The layout is in QEMU's `docs/interop/qcow2.txt`. This parser is intentionally stricter than QEMU
+(IMG-01, IMG-10). It refuses an image that needs another file, a key or a repair. It refuses
+snapshots and bitmaps, too.
 """
 
 import struct
@@ -121,7 +121,7 @@ def _require(good: bool, what: str) -> None:
 
 
 def read_fields(head: bytes) -> Fields:
-    """Return the fields of a v2 or v3 header; check only what is needed to read the fields.
+    """Return the fields of a v2 or v3 header, with only the checks that reading needs.
 
     Raises:
         VirtbusError: 422 `header_invalid`.
@@ -151,10 +151,11 @@ def read_fields(head: bytes) -> Fields:
 
 
 def read_extensions(head: bytes, fields: Fields) -> dict[int, bytes]:
-    """Return the header extensions by type, up to the end mark or the end of their space.
+    """Return the header extensions by type.
 
     Raises:
-        VirtbusError: 422 `header_invalid`: an extension is longer than that space.
+        VirtbusError: 422 `header_invalid`: an extension leaves the first cluster, or reaches the
+            backing file's name.
     """
     limit = min(fields.cluster_bytes, len(head))
     if fields.backing_file_offset:
@@ -225,7 +226,7 @@ def _check_features(fields: Fields) -> None:
 
 def _check_tables(fields: Fields, size_bytes: int) -> None:
     cluster = fields.cluster_bytes
-    # Tables are complete, but the last cluster of a file may be shorter.
+    # The last cluster of a file may be short, so the end is rounded up.
     end = (size_bytes + cluster - 1) // cluster * cluster
     _require(fields.size > 0 and fields.size % 512 == 0, f"virtual size {fields.size}")
     entries = cluster // (16 if fields.incompatible & EXTENDED_L2 else 8)

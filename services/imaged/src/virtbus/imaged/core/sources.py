@@ -19,7 +19,7 @@ class Validators:
 
     @property
     def if_range(self) -> str:
-        """Return the value of `If-Range`, or empty if the source offers none."""
+        """The value of `If-Range`, which must not be a weak tag; empty if there is no value."""
         return self.etag if self.etag and not self.etag.startswith("W/") else self.last_modified
 
 
@@ -62,7 +62,7 @@ def check_url(url: str) -> SplitResult:
 
 
 def origin_of(url: str) -> tuple[str, str, int | None]:
-    """Return scheme, host and port of an http(s) URL. They are equal for URLs of one server."""
+    """Return scheme, host and port of an http(s) URL."""
     parts = check_url(url)
     default = 443 if parts.scheme == "https" else 80
     return parts.scheme, (parts.hostname or "").rstrip("."), parts.port or default
@@ -82,9 +82,9 @@ def redirect_target(start: str, current: str, location: str) -> str:
     """Return the URL of a redirect, checked like a first URL.
 
     Raises:
-        VirtbusError: 403 `redirect_refused`: the redirect leads to another scheme than http(s), or
-            from https to http. Or it leads to this machine, and the URL `start` has another host or
-            port. The errors of `check_url`.
+        VirtbusError: 403 `redirect_refused`: the redirect leads to a scheme that is not http(s),
+            from https to http, or to this machine. A redirect to this machine is allowed if `start`
+            has the same host and port. The errors of `check_url`.
     """
     try:
         target = urljoin(current, location)
@@ -123,11 +123,12 @@ def resumed_total(content_range: str, offset: int) -> int | None:
 
 
 def beneath(url: str, roots: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return for a `file://` URL its root among `roots`, and the path components below the root.
+    """Return the root (of `roots`) of a `file://` URL, and the path components below the root.
 
     Raises:
-        VirtbusError: 403 `file_not_allowed`: the URL has another host, a query or a fragment, is
-            outside of all roots, or has `.`, `..`, NUL or empty parts, plain or percent-encoded.
+        VirtbusError: 403 `file_not_allowed`: the URL has another host, a query or a fragment, or is
+            outside of all roots. Or a path component is `.`, `..` or empty, or has NUL, plain or
+            percent-encoded.
     """
     try:
         parts = urlsplit(url)

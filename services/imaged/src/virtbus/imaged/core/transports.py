@@ -114,9 +114,9 @@ class Transport(StrictModel):
 
 
 def refusal(transport: Transport, url: str, where: str) -> str:
-    """Return the reason why an image name on the bus with this URL may not use a transport.
+    """Return the reason why an image name of the bus with this URL may not use a transport.
 
-    Return an empty text if the name may use the transport. Users choose the URL. So a transport's
+    Return an empty text if the name may use the transport. Users choose the URL, so a transport's
     login is sent only to servers that the node's operator has named.
     """
     if url.startswith("docker://") and transport.login_file:

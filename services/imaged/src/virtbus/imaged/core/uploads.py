@@ -25,7 +25,7 @@ def name_taken(name: str, why: str) -> VirtbusError:
 
 
 def too_many(names: int, unfinished: int, most: int) -> VirtbusError:
-    """Return the error 429 `upload_limit`. A repeat does not help, only a delete."""
+    """Return the error 429 `upload_limit`, without a retry: only a delete helps."""
     return VirtbusError(
         Code.EXHAUSTED,
         "upload_limit",

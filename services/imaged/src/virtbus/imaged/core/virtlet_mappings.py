@@ -1,10 +1,12 @@
 """Reads Virtlet's translations of image names: YAML files in `images.d`.
 
 A file has a configuration as in Virtlet's folder of translations, or an object that `kubectl get -o
-yaml` writes: a VirtletImageMapping, the ConfigMap `virtlet-image-translations`, or a list of them.
-Its entries become rules like those of a TOML file. In Virtlet, the order of two rules for one name
-was random. Here, rules of a VirtletImageMapping precede rules of a file, and two rules for one name
-in the same layer are a problem (`image_aliases`).
+yaml` writes. The object is a VirtletImageMapping, the ConfigMap `virtlet-image-translations`, or a
+list of such objects.
+
+If two rules had the same name, Virtlet used a random rule. In virtbus, rules of a
+VirtletImageMapping precede rules of a file, and two rules for one name in the same layer are a
+problem (`image_aliases`).
 """
 
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from virtbus.schemas.errors import Detail
 
 MAX_VALUES = 8 * MAX_RULES
 _Config = tuple[str, Any, Layer]
-"""The place of a configuration, the configuration, and its layer."""
+"""The file and entry of a configuration, the configuration itself, and its layer."""
 _CONFIG = frozenset({"prefix", "translations", "transports"})
 _RULE = ("name", "regexp", "url", "transport")
 VIRTLET_REDIRECTS = 9
@@ -41,7 +43,7 @@ _REFUSED = {
 
 def read_mappings(text: str, origin: str) -> RuleFile:
     """Return the rules and problems of a YAML text; `origin` is the file's name."""
-    # The import takes 0.6 MiB of memory, and few hosts need it.
+    # Imported here because it takes 0.6 MiB of memory, and few hosts need it.
     from virtbus.schemas.yaml_text import YamlError, read_yaml
 
     try:
@@ -58,13 +60,11 @@ def read_mappings(text: str, origin: str) -> RuleFile:
 
 
 def _as_in_virtlet(rule: NameRule, layer: Layer) -> NameRule:
-    """Return a copy of the rule in this layer, whose pattern may match a part of a name."""
     pattern = rule.pattern.of_parts() if rule.pattern is not None else None
     return replace(rule, layer=layer, pattern=pattern)
 
 
 def _configs(value: Any, origin: str, found: RuleFile) -> Iterator[_Config]:
-    """Yield each configuration of a document with its place and layer."""
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind is None:
         yield origin, value, Layer.FILE
@@ -102,7 +102,6 @@ def _of_config_map(data: Any, origin: str, found: RuleFile) -> Iterator[_Config]
 
 
 def _read(config: Any, where: str) -> RuleFile:
-    """Return the rules of one configuration of Virtlet."""
     if not isinstance(config, dict):
         message = "must have prefix, translations and transports, as in Virtlet"
         return RuleFile(problems=[Detail(path=where, message=message)])
@@ -133,7 +132,7 @@ def _read(config: Any, where: str) -> RuleFile:
 def _rules(entries: Any) -> Any:
     """Return Virtlet's entries with the fields of a TOML file's entries.
 
-    Any other value is returned unchanged, so that it is refused later.
+    A value of another type is returned unchanged, so that `rules_from` refuses it.
     """
     if not isinstance(entries, list):
         return entries
@@ -157,7 +156,7 @@ def _name(name: Any) -> str:
 def _transport(fields: Any) -> Any:
     """Return a transport of Virtlet with the fields of `Transport`.
 
-    Unknown fields, and fields with values of `_REFUSED`, stay, so that they are refused later.
+    Unknown fields and unusable values stay in the result, so that later checks refuse them.
     """
     if not isinstance(fields, dict):
         return fields

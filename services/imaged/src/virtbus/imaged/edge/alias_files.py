@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class AliasFiles:
     """The sources of names, in order: files, settings (`extra`), and virtbus' own images.
 
-    A file or a folder that cannot be used does not affect the others.
+    An unusable file or folder does not affect the other sources.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class AliasFiles:
 
     @property
     def directory(self) -> Path:
-        """Return the folder at which relative paths of transports begin."""
         return self._directory
 
     def resolve(self, name: str) -> Target:
@@ -73,7 +72,7 @@ class AliasFiles:
         return Target(source, known.transport, where=known.where)
 
     def pinned(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of `names` for which `ImageAliases.pins` is True.
+        """Return the `names` for which `ImageAliases.pins` is True.
 
         Of `name@digest`, the part `name` is looked up. Blocks on the disk.
         """
@@ -101,7 +100,6 @@ class AliasFiles:
         return table
 
     def _look(self) -> tuple[_Seen, list[Path], list[RuleFile]]:
-        """Return the state of the files, the files to read, and the problems of the folders."""
         paths: list[Path] = []
         states: list[tuple[str, int, int, int]] = []
         wrong: list[RuleFile] = []
@@ -140,7 +138,6 @@ def _problem(folder: Path, message: str) -> RuleFile:
 
 
 def _named(folder: Path) -> list[Path]:
-    """Return the files of a folder, sorted; none if there is no folder."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix in _READERS)
     except FileNotFoundError:
@@ -156,7 +153,6 @@ def _state(path: Path) -> tuple[str, int, int, int]:
 
 
 def _file(path: Path) -> RuleFile:
-    """Read one file. An unreadable file has a problem and no rules."""
     try:
         # A FIFO would block the reader.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -2,9 +2,9 @@
 
 A backup is complete or absent: it is made as `.part-<id>`, and the rename to `<id>` publishes it. A
 delete first renames the backup to `.gone-<id>`. `draft.json` in a part names the parent, so that no
-delete removes the parent meanwhile. Others may write to the directory, so its content is checked
-when it is read. The directory may also be slow. So the files that a guest's QEMU writes are on the
-disk of `state_dir`, in `disks/backups/<id>/`, and no guest waits for the directory.
+delete removes the parent meanwhile. Other programs may write to the directory, so its content is
+checked when it is read. The directory may be slow, and no guest may wait for it. So a guest's QEMU
+writes to the disk of `state_dir`, in `disks/backups/<id>/`.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ CHECK = "verified.json"
 _GONE = ".gone-"
 PAGE = 100
 PAGE_BYTES = 256 * 1024
-"""Limit of a page, unless one backup is larger."""
+"""Size limit of a page. A page has at least one backup, which may be larger."""
 _PRIVATE = 0o700
 
 
@@ -69,10 +69,10 @@ class BackupFiles:
 
     # --- read -----------------------------------------------------------------------------
     def chain(self, backup: str) -> tuple[BackupManifest, ...]:
-        """Return the manifests of a backup and of all that it rests on, the newest first.
+        """Return the manifests of a backup and of all backups that it rests on, the newest first.
 
         Raises:
-            VirtbusError: 404 `backup_not_here`. 409 `backup_damaged`: a backup that it rests on is
+            VirtbusError: 404 `backup_not_here`. 409 `backup_damaged`: a backup of the chain is
                 missing or of another VM, or the chain is too long (`MAX_CHAIN`). 422
                 `backup_unreadable`.
         """
@@ -127,7 +127,6 @@ class BackupFiles:
         return HeldBackups(items=tuple(items), more=len(ids) > len(items))
 
     def held(self, backup: str) -> HeldBackup | None:
-        """Return one backup; None if there is none."""
         if check_uid(backup) not in self.notes.ids():
             return None
         return self._held(backup, self.notes.children(), self.notes.complete)
@@ -157,7 +156,7 @@ class BackupFiles:
 
     # --- write ----------------------------------------------------------------------------
     def begin(self, draft: BackupManifest) -> None:
-        """Make an empty part, whose draft keeps deletes from removing the parent.
+        """Make an empty part, whose draft prevents a delete of the parent.
 
         Raises:
             VirtbusError: 503 `backup_dir_missing`.
@@ -187,7 +186,6 @@ class BackupFiles:
         return True
 
     def draft(self, backup: str) -> BackupManifest | None:
-        """Return the draft of a backup that is being made; None if there is none."""
         return self.notes.note(BackupManifest, PART + check_uid(backup), DRAFT)
 
     def new_disk(self, backup: str, disk: str, size_bytes: int = 0) -> ExportPart:
@@ -207,11 +205,11 @@ class BackupFiles:
             return made
 
     def publish(self, made: BackupManifest) -> None:
-        """Make a backup complete, durable on return; no effect if it is complete already.
+        """Make a backup complete, durable on return; no effect on a complete backup.
 
         Raises:
-            VirtbusError: 409 `backup_damaged`: its parent is gone. The other errors of `chain`, for
-                the parent.
+            VirtbusError: 409 `backup_damaged`: its parent is gone. The errors of `chain` for the
+                parent.
         """
         if self.notes.complete(made.id) is not None:
             return
@@ -229,7 +227,6 @@ class BackupFiles:
             os.fsync(root)
 
     def note_check(self, backup: str, check: BackupCheck) -> None:
-        """Store the result of a verification."""
         with translated(BACKUPS), self.notes.opened(check_uid(backup)) as folder:
             openat2.replace(CHECK, encode_json(check), folder)
 
@@ -275,7 +272,7 @@ class BackupFiles:
 
 
 def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
-    """Open a disk of a backup with all that it rests on.
+    """Open a disk of a backup, and the same disk of each backup that it rests on.
 
     Raises:
         VirtbusError: the errors of `chain`. 404 `no_disk`. 409 `disk_unreadable`, `backup_damaged`.
@@ -296,7 +293,7 @@ def opened_disk(files: BackupFiles, backup: str, disk: str) -> OpenedSource:
 def expire(
     staging: BackupStaging, files: BackupFiles | None, older_s: float, busy: Collection[str]
 ) -> list[str]:
-    """Remove staged files and parts without a change for `older_s`, except those of `busy` ids.
+    """Remove staged files and parts without a change for `older_s`; those of `busy` ids stay.
 
     Finish deletes that a crash interrupted. Return the names of the removed folders; log the
     folders that cannot be removed.

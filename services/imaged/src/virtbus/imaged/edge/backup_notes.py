@@ -1,4 +1,4 @@
-"""Reads the manifests of backups, and finds those that rest on another backup (ADR 0068)."""
+"""Reads the manifests of backups, and finds the backups that rest on another backup (ADR 0068)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ BACKUPS = "the backup directory"
 UNREADABLE = "backup_unreadable"
 MAX_NOTE_BYTES = 4 * 1024**2
 MAX_BRIEFS = 8192
-"""Limit of manifests in memory; further ones are read each time."""
+"""Limit of manifests in memory; other manifests are read each time."""
 MAX_BRIEF_BYTES = 8192
 """Limit of one manifest in memory."""
 
@@ -50,7 +50,7 @@ class BackupNotes:
     def brief(self, backup: str) -> BackupManifest | None:
         """Return a manifest without its spec, from memory if it was read before.
 
-        The errors, and None, are as for `complete`.
+        Errors, and the meaning of None, are those of `complete`.
         """
         if (known := self._briefs.get(backup)) is not None:
             return known
@@ -62,10 +62,12 @@ class BackupNotes:
         return brief
 
     def children(self, *, of: str = "") -> dict[str, list[str]]:
-        """Return the increments by the backup that they rest on, also those that are being made.
+        """Return the increments by the backup that they rest on.
+
+        Unfinished increments are included.
 
         Raises:
-            VirtbusError: 503 `store_error`; with `of`, also if another backup cannot be read,
+            VirtbusError: 503 `store_error`. With `of`, an unreadable other backup is also an error,
                 because it may rest on the backup `of`.
         """
         found: dict[str, list[str]] = {}
@@ -85,8 +87,8 @@ class BackupNotes:
     def _folders(self) -> Iterator[str]:
         """Yield the parts, then the complete backups.
 
-        The complete backups are listed after the caller has read all parts. So a part that is
-        published meanwhile is among them.
+        A part may be published while the caller reads the parts. The complete backups are listed
+        afterwards, so they include such a part.
         """
         yield from (name for name in self.names() if name.startswith(PART))
         ids = self.ids()
@@ -95,7 +97,6 @@ class BackupNotes:
         yield from ids
 
     def _parent(self, folder: str) -> str:
-        """Return the parent that a backup or a part names; empty if it names none."""
         if not folder.startswith(PART):
             with contextlib.suppress(VirtbusError):
                 return known.parent if (known := self.brief(folder)) is not None else ""
@@ -121,7 +122,6 @@ class BackupNotes:
             raise store_error(error, BACKUPS) from error
 
     def ids(self) -> list[str]:
-        """Return the ids of the complete backups, sorted."""
         return [name for name in self.names() if is_uid(name)]
 
     def _read(self, folder: str, name: str) -> bytes | None:
@@ -145,7 +145,6 @@ class BackupNotes:
 
     @contextlib.contextmanager
     def opened(self, folder: str) -> Iterator[int]:
-        """Yield a descriptor of a folder of the directory; raises OSError."""
         with (
             openat2.opened_directory(self.root) as root,
             openat2.opened_directory(folder, root) as directory,

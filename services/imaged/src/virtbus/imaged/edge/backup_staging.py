@@ -1,6 +1,6 @@
 """Stages the files that the QEMU of a guest writes: `disks/backups/<id>/<disk>.qcow2` (ADR 0068).
 
-They are on the disk of `state_dir`, so that no guest waits for the backup directory.
+The files are on the disk of `state_dir`, so that no guest waits for the backup directory.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class BackupStaging:
-    """The files that the QEMU of a guest writes: `disks/backups/<id>/<disk>.qcow2`."""
+    """The staged files of backups."""
 
     def __init__(self, disks: Path) -> None:
         self.root = disks / STAGING
 
     def make(self, backup: str, disks: Collection[BackupDisk]) -> None:
-        """Write an empty file for each disk, which the QEMU of the guest fills."""
+        """Write an empty qcow2 file for each disk. The QEMU of the guest fills the files."""
         self.remove(backup)
         with translated():
             name = check_uid(backup)
@@ -61,7 +61,7 @@ class BackupStaging:
         with existing(self.root) as root:
             if root is not None:
                 remove_folder(check_uid(backup), root)
-        with _ROOT, contextlib.suppress(OSError):  # the files of other backups are there
+        with _ROOT, contextlib.suppress(OSError):  # other backups may have files in it
             self.root.rmdir()
 
 
@@ -81,7 +81,7 @@ def existing(path: Path) -> Iterator[int | None]:
 
 
 def check_file(descriptor: int, of: BackupDisk) -> None:
-    """Raise 409 `disk_damaged` unless a qcow2 file has the disk's size, and no backing file."""
+    """Raise 409 `disk_damaged` if a qcow2 file has a backing file, or not the disk's size."""
     found = read_overlay(os.pread(descriptor, HEAD_BYTES, 0))
     if found.backing_path or found.virtual_size_bytes != of.virtual_size_bytes:
         message = f"the file of the disk {of.name} is not the one that virtbus made"

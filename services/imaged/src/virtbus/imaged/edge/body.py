@@ -55,7 +55,7 @@ class Body:
             await self._flush()
             raise
         except asyncio.CancelledError:
-            # A pull may be cancelled to give its slot to another pull. It resumes after these
+            # A pull may be cancelled to give its slot to another pull. It resumes after the flushed
             # bytes, even if a slow server sent less than a chunk.
             with contextlib.suppress(VirtbusError):
                 await self._flush()

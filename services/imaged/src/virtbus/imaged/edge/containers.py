@@ -1,8 +1,8 @@
 """Extracts disks from container images (KubeVirt's containerDisks), layer by layer.
 
-Each layer is fetched into its own partial download (part), so that the fetch can resume. A layer
-is not read before its digest is verified. Then it is decompressed and its tar is read as a stream,
-entry by entry. Only the disk file's bytes are written, to the image's part.
+Each layer is fetched into its own partial download (part), so that the fetch can resume. After the
+layer's digest is verified, the layer is decompressed, and its tar is read entry by entry. Only the
+disk file's bytes are written, to the image's part.
 """
 
 import contextlib
@@ -62,11 +62,9 @@ class Registries:
 
     @property
     def login_from(self) -> str:
-        """Return the source of logins, in words."""
         return "the VM's image_pull_secret" if self.pull_secret else "the node's registry-auth.json"
 
     def asked(self, ref: ContainerRef) -> ContainerRef:
-        """Return the reference with the mirror applied."""
         return ref._replace(registry=dict(self.mirrors).get(ref.registry, ref.registry))
 
     def login(self, ref: ContainerRef) -> Login | None:
@@ -153,8 +151,8 @@ class Containers:
         search = Search(shown(registry.what), ref.path)
         reading = DecodingWork(self._limits, transfer.worked)
         done = 0
-        # A part that closes without an error is removed. So all parts stay open until the end:
-        # if a layer fails, the next attempt finds the layers before it.
+        # A part that closes without an error is removed. All parts stay open until the end, so that
+        # after a failed layer the next attempt finds the layers before it.
         async with contextlib.AsyncExitStack() as parts:
             for layer in reversed(manifest.layers):
                 key = f"{part.key}\n{layer.digest}"

@@ -33,7 +33,9 @@ class Conversions:
         parts: tuple[PartialDownload, PartialDownload],
         worked: Callable[[int], None],
     ) -> None:
-        """Write the first of `parts` to the second as qcow2, and tell `worked` the written bytes.
+        """Convert the first of `parts` to qcow2 in the second part.
+
+        `worked` gets the numbers of written bytes.
 
         After a cancellation qemu-img has ended, and the second part has arbitrary content.
 

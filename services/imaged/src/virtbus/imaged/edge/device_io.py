@@ -1,7 +1,7 @@
 """Reads and writes one open device, and its marks (ADR 0060). All methods block on the disk.
 
-The marks are two blocks at the end of the device. They tell which volume has claimed the device,
-and if the content is complete.
+The marks are two blocks at the end of the device. They name the volume that has claimed the device,
+and record that the content is complete.
 """
 
 import errno
@@ -38,7 +38,6 @@ class Device:
         self.room_bytes = max(0, os.lseek(descriptor, 0, os.SEEK_END) - END_BYTES)
 
     def close(self) -> None:
-        """Close the device."""
         os.close(self.descriptor)
 
     @property
@@ -56,7 +55,6 @@ class Device:
         return self._mark(self.room_bytes)
 
     def filled(self) -> DeviceMark | None:
-        """Return the mark of complete content; None if there is none."""
         return self._mark(self.room_bytes + BLOCK_BYTES)
 
     def put_claim(self, ref: VolumeRef) -> None:
@@ -78,7 +76,7 @@ class Device:
         self._put_mark(self.room_bytes, DeviceMark(kind="claim", ref=ref))
 
     def put_filled(self, mark: DeviceMark) -> None:
-        """Mark the content as complete, durable on return. The content must be durable before."""
+        """Mark the content, which the caller has made durable, as complete; durable on return."""
         self._put_mark(self.room_bytes + BLOCK_BYTES, mark)
 
     def drop_filled(self) -> None:
@@ -99,7 +97,7 @@ class Device:
         self.sync()
 
     def _is_blank(self) -> bool:
-        """Return True if both ends are zero, apart from a partly written claim of virtbus."""
+        """Return True if both ends are zero. A partly written claim of virtbus counts as zero."""
         first = os.pread(self.descriptor, END_BYTES, 0)
         last = os.pread(self.descriptor, END_BYTES, self.room_bytes)
         torn = last.startswith(MAGIC)
@@ -107,14 +105,12 @@ class Device:
 
     # --- content ----------------------------------------------------------------------------
     def write(self, at: int, data: bytes) -> None:
-        """Write all of `data`."""
         left = memoryview(data)
         while left:
             done = os.pwrite(self.descriptor, left, at)
             left, at = left[done:], at + done
 
     def zero(self, at: int, count: int) -> None:
-        """Make `count` bytes zero."""
         with suppress(OSError):  # a file, or a block device that lacks this request
             fcntl.ioctl(self.descriptor, _BLKZEROOUT, struct.pack("QQ", at, count))
             return
@@ -122,7 +118,6 @@ class Device:
             self.write(here, bytes(min(CHUNK_BYTES, at + count - here)))
 
     def sync(self) -> None:
-        """Make all writes durable."""
         os.fsync(self.descriptor)
 
     def digest_of(self, extents: list[tuple[int, int]]) -> str:
@@ -153,7 +148,7 @@ def extents_of(descriptor: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def raw_file(folder: Path) -> Iterator[int]:
-    """Yield an unnamed file in a folder, which no crash leaves behind; raises VirtbusError 503."""
+    """Yield an unnamed file, which no crash leaves in `folder`; raises VirtbusError 503."""
     try:
         raw = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -100,18 +100,18 @@ class Devices:
         )
 
     def filled_bytes(self, ref: VolumeRef) -> int | None:
-        """Return the size of the volume; None if the device lacks the volume's complete content."""
         mark = self.filled(ref)
         return None if mark is None else mark.size_bytes
 
     def grown_bytes(self, ref: VolumeRef) -> int | None:
-        """Make a logical volume as large as its record says; return what `filled_bytes` returns.
+        """Make a logical volume as large as its record says; return the result of `filled_bytes`.
 
         The mark has the size that the guest may see. This size rises only after the new part reads
-        as zeroes, so the guest never sees data that another volume left there.
+        as zeroes, so the guest never sees old data of another volume.
 
         Raises:
-            VirtbusError: 503 `volume_growing`: the caller repeats the call. The errors of `opened`.
+            VirtbusError: 503 `volume_growing`: the caller must repeat the call. The errors of
+                `opened`.
         """
         mark = self.filled(ref)
         if mark is None or ref.kind is not PoolKind.LVM or mark.size_bytes >= ref.size_bytes:
@@ -132,7 +132,6 @@ class Devices:
         return at
 
     def owner(self, ref: VolumeRef) -> VolumeRef | None:
-        """Return the volume that has claimed the device; None if none has."""
         with self.opened(ref) as device:
             mark = device.claim()
             return mark.ref if mark is not None else None
@@ -157,12 +156,10 @@ class Devices:
             return device.old_bytes
 
     def zero(self, ref: VolumeRef, at: int, count: int) -> None:
-        """Make a part of the device zero."""
         with self.opened(ref) as device:
             device.zero(at, count)
 
     def read_into(self, ref: VolumeRef, target: int, at: int, count: int) -> None:
-        """Copy a part of the content to a raw file. Zeroes become holes."""
         with self.opened(ref) as device:
             for here in range(at, at + count, CHUNK_BYTES):
                 data = os.pread(device.descriptor, min(CHUNK_BYTES, at + count - here), here)
@@ -178,8 +175,8 @@ class Devices:
         `operation` is the id of the operation that fills the volume.
 
         Raises:
-            VirtbusError: 409 `disk_damaged`: the device returns other bytes. The errors of
-                `opened`.
+            VirtbusError: 409 `disk_damaged`: the device does not return the written bytes. The
+                errors of `opened`.
         """
         with self.opened(ref) as device:
             extents = extents_of(source) if source is not None else []
@@ -205,13 +202,13 @@ class Devices:
             )
 
     def begin_release(self, ref: VolumeRef) -> int | None:
-        """Return how many bytes must become zero before `end_release`.
+        """Return the number of bytes that must become zero before `end_release`.
 
         Return None if the device does not belong to the volume.
 
         Raises:
-            VirtbusError: 409 `volume_in_use`: the agent says that a VM of this node has the
-                volume, or the agent does not answer. The errors of `opened`.
+            VirtbusError: 409 `volume_in_use`: the agent says that a VM of this node has the volume,
+                or the agent does not answer. The errors of `opened`.
         """
         with self.opened(ref) as device:
             there = device.claim()
@@ -224,7 +221,7 @@ class Devices:
     def _check_unused(self, ref: VolumeRef) -> None:
         """Raise 409 `volume_in_use` in the cases that `begin_release` names.
 
-        The agent is asked, because a restored bus may not know that a guest has the volume.
+        This method asks the agent, because a restored bus may not know that a guest has the volume.
         """
         try:
             self.refuse_used(ref.pool, ref.folder)
@@ -241,7 +238,6 @@ class Devices:
 
 
 def _unopened(ref: VolumeRef, error: OSError) -> VirtbusError:
-    """Return the error for a device that the agent does not open or make."""
     why = error.strerror or "its agent does not answer"
     if error.errno == errno.ENOSPC:
         return disk_full(f"the volume {ref.name} has no room: {why}")

@@ -7,8 +7,8 @@ from virtbus.imaged.edge.partial_download import store_error
 
 CHUNK_BYTES = 4 * 1024**2
 _FROZEN = 0o444
-"""The mode of a finished file. qemu-img in the sandbox runs as another user, and must read it; the
-modes of the folders keep all others out."""
+"""The mode of a finished file: qemu-img in the sandbox runs as another user, and must read the
+file. The modes of the folders keep all other users out."""
 
 
 class Digester:
@@ -37,7 +37,6 @@ class Digester:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the bytes so far."""
         return f"sha256:{self._digest.hexdigest()}"
 
 

@@ -16,8 +16,9 @@ FICLONE = 0x40049409
 """The request of ioctl_ficlone(2)."""
 _NO_CLONE = frozenset({errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS})
 _USED, _UNSHARED, _LOCKS = 100, 200, 64
-"""QEMU's locks on a file (block/file-posix.c): a program locks the byte `_USED` + n if it uses the
-permission n, and the byte `_UNSHARED` + n if no other program may use n (n < `_LOCKS`)."""
+"""QEMU's locks on a file (block/file-posix.c), for permissions n < `_LOCKS`. A program that uses
+the permission n locks the byte `_USED` + n. A program that lets no other program use n locks the
+byte `_UNSHARED` + n."""
 _FLOCK = struct.Struct("hhqqi4x")
 
 
@@ -32,7 +33,6 @@ class DiskCopy:
         self._in_kernel = True
 
     def clone(self) -> bool:
-        """Share the data of the source; return False if the file system cannot."""
         try:
             fcntl.ioctl(self._target, FICLONE, self._source)
         except OSError as error:

@@ -27,9 +27,9 @@ from virtbus.schemas.wire import decode, encode_json
 SUFFIX = ".qcow2"
 TEMPORARY = ".tmp-"
 NOTE_SUFFIX = ".json"
-"""Suffix of the note next to each disk, which has the disk's overlay. libvirt gives a running VM's
-disk to QEMU's user. So an imaged that is not root cannot read the disk's header, and reads the note
-instead. An imaged that is root writes no notes."""
+"""Suffix of the note next to each disk, which has the disk's `Overlay`. libvirt gives a running
+VM's disk to QEMU's user. So an imaged that is not root cannot read the disk's header, and reads the
+note instead. An imaged that is root writes no notes."""
 _UID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
@@ -38,7 +38,7 @@ class FoundDisk:
     """A disk, another file in a folder of disks (temporary or foreign), or an empty folder.
 
     `file` is the path of the file, empty for a folder. `overlay` is None if the file is not a disk
-    of virtbus, or if neither its header nor its note can be read.
+    of virtbus, or if its header and its note are unreadable.
     """
 
     uid: str
@@ -53,16 +53,16 @@ class FoundDisk:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the disk's image; empty if it has no image, or without `overlay`.
+        """Return the digest of the image directly below the disk; empty if there is none.
 
-        It is empty for a disk on a layer, too: the disk's lowest layer names the image.
+        Also empty without `overlay`, and for a disk on a layer: the disk's lowest layer names the
+        image.
         """
         path = self.overlay.backing_path if self.overlay is not None else ""
         return f"sha256:{Path(path).name}" if path and not self.layer else ""
 
     @property
     def layer(self) -> str:
-        """Return the name of the layer that the disk rests on; empty if there is none."""
         path = Path(self.overlay.backing_path if self.overlay is not None else "")
         return path.name if path.parent.name == LAYERS else ""
 
@@ -82,7 +82,6 @@ class DiskFolders:
         self._root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Close the directory; files stay."""
         os.close(self._root_fd)
 
     def path(self, uid: str, volume: str) -> Path:
@@ -107,8 +106,8 @@ class DiskFolders:
     def written(self, uid: str) -> bool:
         """Return True if any disk of the VM may have been written to since `make`.
 
-        QEMU's first write extends the file, so its length decides. An unreadable disk counts as
-        written, and so does one on a layer.
+        QEMU's first write extends the file, so its length decides. An unreadable disk and a disk on
+        a layer count as written.
         """
         for found in self.find(uid):
             if not found.file:
@@ -131,7 +130,6 @@ class DiskFolders:
             return None
 
     def _checked(self, folder: str) -> str:
-        """Return `folder`; raise ValueError if no folder of disks can have this name."""
         if self._folder.fullmatch(folder) is None:
             msg = f"{folder!r} is no folder of disks"
             raise ValueError(msg)
@@ -164,7 +162,7 @@ class DiskFolders:
             raise store_error(error) from error
 
     def replace(self, uid: str, volume: str, layout: Layout, overlay: Overlay) -> None:
-        """Write a disk as `make` does, but replace an existing one. For media of CD-ROM drives."""
+        """Write a disk as `make` does, or replace it with another medium of a CD-ROM drive."""
         try:
             with self._open_root() as root:
                 os.close(openat2.open_directory(self._checked(uid), root, openat2.PASSABLE))
@@ -177,7 +175,7 @@ class DiskFolders:
             raise store_error(error) from error
 
     def grow(self, folder: str, volume: str, size_bytes: int) -> None:
-        """Make a disk larger. No effect if a QEMU has it open: QEMU or a later call grows it.
+        """Make a disk larger. No effect while a QEMU uses the disk: QEMU or a later call grows it.
 
         Raises:
             VirtbusError: 409 `disk_damaged`, 422 `cannot_grow`, 503 `store_error`.
@@ -207,7 +205,8 @@ class DiskFolders:
         """Write the note of a disk that a merge of its layers has put directly on its image.
 
         `lowest` is the overlay of the former lowest layer. The guest runs, so the header may be
-        unreadable. No effect if the inode number is not `inode`: a snapshot has replaced the file.
+        unreadable. No effect if the disk's inode number is not `inode`: then a snapshot has
+        replaced the file.
 
         Raises:
             VirtbusError: 409 `disk_damaged`, 503 `store_error`.
@@ -258,14 +257,13 @@ class DiskFolders:
         return True
 
     def find(self, uid: str | None = None) -> Iterator[FoundDisk]:
-        """Yield the disks of the VM `uid`, or of all VMs."""
         for name in [uid] if uid else self._folders():
             path = self.root / name
             if not self._folder.fullmatch(name) or path.is_symlink() or not path.is_dir():
                 continue
             try:
                 files = sorted(file for file in path.iterdir() if file.suffix != NOTE_SUFFIX)
-            except FileNotFoundError:  # it was removed, or moved to the quarantine, just now
+            except FileNotFoundError:  # removed, or moved to the quarantine, just now
                 continue
             if not files:
                 yield FoundDisk(name, "", None)  # an empty folder must be released, too
@@ -288,8 +286,8 @@ class DiskFolders:
 def remove_second_link(file: str, directory: int) -> None:
     """Remove the second link to a disk that a crash in `write_disk` can leave.
 
-    The agent refuses a disk with two links. On a read-only file system the link stays, because
-    unlink fails there even without a link.
+    The agent refuses a disk with two links. A read-only file system is no error, because unlink
+    fails there even without a link.
     """
     try:
         openat2.remove(TEMPORARY + file, directory)
@@ -318,7 +316,7 @@ def write_layout(layout: Layout, descriptor: int) -> None:
 
 
 def write_disk(final: str, layout: Layout, directory: int, *, instead: bool = False) -> None:
-    """Write a disk under its final name. Only with `instead` it replaces an existing disk."""
+    """Write a disk under its final name. An existing disk is replaced only with `instead`."""
     temporary = f"{TEMPORARY}{final}"
     # Removed, not truncated: after a crash this name can be a second link to the disk.
     openat2.remove(temporary, directory)

@@ -33,19 +33,17 @@ class DiskPlace:
 
     @property
     def below(self) -> tuple[str, ...]:
-        """Return the file names of the layers and of the image, from the top."""
         image = (Path(self.lowest.backing_path).name,) if self.lowest.backing_path else ()
         return (*(path.name for path in self.layers), *image)
 
     @property
     def used_bytes(self) -> int:
-        """Return the disk space of the disk and of all that it rests on; raises OSError."""
+        """Return the disk space of the disk, its layers and its image; raises OSError."""
         image = (Path(self.lowest.backing_path),) if self.lowest.backing_path else ()
         return sum(path.stat().st_blocks * 512 for path in (self.path, *self.layers, *image))
 
     @property
     def layers_bytes(self) -> int:
-        """Return the disk space of the layers; raises OSError."""
         return sum(path.stat().st_blocks * 512 for path in self.layers)
 
     def opened(self) -> OpenedSource:
@@ -68,7 +66,7 @@ class DiskPlace:
 class DiskPlaces:
     """The disks of a node. All methods block on the disk.
 
-    Our own parser reads the headers, because a guest may have changed them.
+    virtbus' own parser reads the headers, because a guest may have changed them.
     """
 
     def __init__(self, pools: Pools, store: ImageStore) -> None:
@@ -92,7 +90,7 @@ class DiskPlaces:
         return self._placed(files.path(folder, name), found)
 
     def note_merged(self, uid: str, disk: str, ref: VolumeRef | None, inode: int) -> None:
-        """Note that a disk rests on its image only: its guest's QEMU has merged its layers.
+        """Note that a guest's QEMU has merged the disk's layers, so it rests only on its image.
 
         No effect if the disk's file has another inode number than `inode`. Errors as `of`.
         """
@@ -100,13 +98,12 @@ class DiskPlaces:
         files.note_merged(folder, name, inode, self.of(uid, disk, ref).lowest)
 
     def _file(self, uid: str, disk: str, ref: VolumeRef | None) -> tuple[DiskFolders, str, str]:
-        """Return the folder and the name of a disk."""
         if ref is None:
             return self._files, uid, disk
         return self._pools.of(ref, to_read=True), ref.folder, DISK
 
     def of_snapshot(self, ref: SnapshotRef, disk: str) -> DiskPlace:
-        """Return a disk of a snapshot; an empty `disk` means the first.
+        """Return a disk of a snapshot; an empty `disk` means the first disk.
 
         Raises:
             VirtbusError: 404 `snapshot_missing`, `disk_missing`. The other errors of `of`.
@@ -127,7 +124,6 @@ class DiskPlaces:
         return self._placed(files.frozen_path(note, name), found)
 
     def _placed(self, path: Path, found: Overlay) -> DiskPlace:
-        """Return a disk with the files that it rests on; errors as `of`."""
         names, lowest = self._layers.chain(found)
         if lowest.backing_path and (
             Path(lowest.backing_path).parent != self._images

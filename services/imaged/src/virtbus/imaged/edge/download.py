@@ -29,7 +29,6 @@ class Downloads:
         self.http = Http(limits, route)
 
     def of_pull(self, transport: Transport, route: Route) -> "Downloads":
-        """Return a copy for one pull, which has the limits of `transport` and uses `route`."""
         return Downloads(limits_by(self._limits, transport), self._threads, route)
 
     async def fetch(  # noqa: PLR0913  each describes the transfer
@@ -46,9 +45,9 @@ class Downloads:
         """Fill `part` with the body of `url`, with resume and retries within the limits.
 
         `known` are the validators of the stored copy. The result is `unchanged` if the server still
-        has that version. A body without a length and without chunks is refused, unless the digest
-        is `pinned`. `site` adds headers to each request and interprets errors. `size_bytes` is the
-        required length, if known. After a cancellation the part has the bytes received so far.
+        has that version. A body must have a length or chunks if the digest is not `pinned`. `site`
+        adds headers to each request and interprets errors. `size_bytes` is the required length, if
+        known. After a cancellation the part has the bytes received so far.
 
         Raises:
             VirtbusError: 400 `image_url_*`. 403 `redirect_refused`, `image_denied`. 404
@@ -137,7 +136,7 @@ class _Request:
         return Fetched(validators)
 
     async def _begin(self, response: aiohttp.ClientResponse, validators: Validators) -> int | None:
-        """Decide if the body continues the part or replaces it.
+        """Keep the bytes of the part if the body continues them; otherwise drop them.
 
         Return the size of the whole file in bytes, None if it is unknown.
         """
@@ -186,7 +185,7 @@ class _Request:
 
 
 def _noted(url: str, *, pinned: bool) -> str:
-    """Return the URL for the metadata file. Its query is hashed, or left out if `pinned`."""
+    """Return the URL for the part's note. Its query is hashed, or omitted if `pinned`."""
     bare, mark, query = url.partition("?")
     return f"{bare}?{file_name(query)}" if mark and not pinned else bare
 

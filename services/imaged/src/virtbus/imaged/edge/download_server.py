@@ -1,6 +1,6 @@
-"""Serves the files of exports over HTTP or HTTPS, to those who have a link (ADR 0062).
+"""Serves the files of exports over HTTP or HTTPS, to clients that have a link (ADR 0062).
 
-A connection carries one request, and has a slot of its own, so a stalled reader delays nobody.
+Each connection has one request and its own slot, so a stalled reader does not delay other readers.
 """
 
 import asyncio
@@ -52,8 +52,11 @@ class DownloadServer:
         """The last logged problem of the certificate; empty if it can be read."""
 
     async def run(self) -> None:
-        """Serve until cancelled. If it cannot listen, retry: the host may get the address later."""
-        with contextlib.suppress(OSError):  # it is logged
+        """Serve until cancelled.
+
+        If the server cannot listen, it retries: the host may get the address later.
+        """
+        with contextlib.suppress(OSError):  # `_context` logs it
             await self._threads.run(self._context)
         while True:
             try:
@@ -75,7 +78,6 @@ class DownloadServer:
         return listener
 
     async def _serve(self, connection: socket.socket, source: str) -> None:
-        """Answer one connection, and close it."""
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(self._limits.head_s):
@@ -97,7 +99,6 @@ class DownloadServer:
     async def _streams(
         self, connection: socket.socket
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the streams of a connection, after the TLS handshake if TLS is on."""
         loop = asyncio.get_running_loop()
         context = await self._threads.run(self._context)
         reader = asyncio.StreamReader(requests.HEAD_BYTES)

@@ -33,10 +33,9 @@ class Names(Protocol):
 class Eviction:
     """Frees space of the store.
 
-    Each use of an image begins on the event loop, and the choice of images to remove is made on
-    the event loop, too. So no image is removed after it is stored and before a disk is made of it.
-    `wanted` returns the image references in the records of the node's VMs, or None before all
-    records are known.
+    Each use of an image begins on the event loop, and images to remove are chosen on the event
+    loop. So no image is removed between its pull and the making of its disk. `wanted` returns the
+    image references in the records of the node's VMs, or None before all records are known.
     """
 
     def __init__(

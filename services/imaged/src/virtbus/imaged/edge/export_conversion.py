@@ -35,12 +35,11 @@ class ExportSource:
 
     @property
     def below(self) -> tuple[int, ...]:
-        """Return the descriptors of the files that the disk rests on, from the top."""
         return self.layers if self.image is None else (*self.layers, self.image)
 
 
 class OpenedSource:
-    """A disk, its layers and its image, opened; leaving the context closes the files.
+    """The open files of a disk, its layers and its image; leaving the context closes the files.
 
     Opening blocks on the disk.
     """
@@ -76,8 +75,8 @@ class OpenedSource:
 def source_node(source: ExportSource) -> dict[str, object]:
     """Return the disk as a block node of QEMU.
 
-    The node names the descriptors of the layers and of the image. So a guest that took over its
-    QEMU and changed the header of its disk cannot make imaged read another file.
+    The node names the layers and the image by descriptors. So a guest that took over its QEMU and
+    changed its disk's header cannot make imaged read another file.
     """
     below: dict[str, object] | None = None
     if source.image is not None:

@@ -55,7 +55,6 @@ class ExportFiles:
         self.space = space
 
     def path(self, export: str, format_: str) -> Path:
-        """Return the path of a published export."""
         return self._root / check_uid(export) / f"disk.{format_}"
 
     def published(self, export: str) -> ExportResult | None:
@@ -76,7 +75,7 @@ class ExportFiles:
         """Return the key of a published export's links; raises as `begin`.
 
         If the export has no key yet, `new` becomes its key. The removal of the export removes the
-        key, and all links are invalid then.
+        key, and so invalidates all links.
         """
         try:
             with self._open(export) as folder:
@@ -120,7 +119,6 @@ class ExportFiles:
             raise store_error(error) from error
 
     def begin_packed(self, export: str) -> ExportPart:
-        """Return a second, empty part for the packed file; raises as `begin`."""
         try:
             with self._open(export) as folder:
                 return ExportPart(openat2.open_file(PACKED, folder, NEW))
@@ -153,7 +151,7 @@ class ExportFiles:
             return
         except OSError as error:
             raise store_error(error) from error
-        with contextlib.suppress(OSError):  # other exports are there
+        with contextlib.suppress(OSError):  # other exports may be in it
             self._root.rmdir()
 
     def expire(self, older_s: float, busy: Collection[str]) -> list[str]:

@@ -9,13 +9,12 @@ CHUNK_BYTES = 4 * 1024**2
 
 
 class ExportPart:
-    """An open file. All methods block on the disk, except `close`."""
+    """An open file. `close` does not block; all other methods block on the disk."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def close(self) -> None:
-        """Close the file, which stays on the disk."""
         os.close(self.descriptor)
 
     @property
@@ -25,11 +24,9 @@ class ExportPart:
 
     @property
     def size_bytes(self) -> int:
-        """Return the length of the file."""
         return os.fstat(self.descriptor).st_size
 
     def read(self, at: int) -> bytes:
-        """Return the next bytes from `at` on; empty at the end."""
         return os.pread(self.descriptor, CHUNK_BYTES, at)
 
     @contextmanager

@@ -1,9 +1,9 @@
 """Pulls the data of a disk's layers up into the disk, by QEMU's storage daemon (ADR 0080).
 
-The disk has the same content at each instant, and its header changes at the end by one write. So a
-crash or a cancel leaves a sound disk on its layers. QEMU by itself would change the header before
-the disk's tables are in the file, and a crash would then lose the copied data. So the job waits for
-a flush before it changes the header.
+The disk has the same content at each instant. One write at the end changes the disk's header, so a
+crash or a cancel before this write leaves a sound disk on its layers. The job waits for a flush
+before it changes the header. QEMU by itself would change the header before the disk's tables are in
+the file, and a crash would lose the copied data.
 """
 
 import os
@@ -62,7 +62,6 @@ async def flatten(
 
 
 def _lowest(node: dict[str, object]) -> dict[str, object]:
-    """Return the lowest node below a disk: its image."""
     while isinstance(below := node.get("backing"), dict):
         node = below
     return node

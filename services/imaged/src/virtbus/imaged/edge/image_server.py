@@ -33,7 +33,6 @@ class ImageServer:
         return self.what
 
     def headers(self) -> dict[str, str]:
-        """Return the headers to add to each request."""
         return {}
 
     def accepted(self) -> None:

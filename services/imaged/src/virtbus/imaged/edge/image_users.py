@@ -12,7 +12,7 @@ from virtbus.imaged.edge.snapshot_files import SnapshotFolders
 
 
 class ImageUsers:
-    """The disks of VMs and volumes, those in snapshots and in quarantine, and layers."""
+    """The disks of VMs, volumes, snapshots and the quarantine, and all layers."""
 
     def __init__(self, pools: Pools, quarantine: QuarantineFiles) -> None:
         self._pools = pools
@@ -20,7 +20,7 @@ class ImageUsers:
         self._layers = LayerFolder(pools.files.root)
 
     def used(self) -> dict[str, set[str]]:
-        """Return, by digest of an image, the uids of VMs, volumes and snapshots that use it."""
+        """Return the users of images by digest: the uids of VMs, volumes and snapshots."""
         used: dict[str, set[str]] = {}
         for found in self.found():
             if found.digest:
@@ -28,7 +28,6 @@ class ImageUsers:
         return used
 
     def used_since(self) -> tuple[dict[str, set[str]], int]:
-        """Return `used`, and the time at which the search began, by time.monotonic_ns()."""
         began_ns = time.monotonic_ns()
         return self.used(), began_ns
 
@@ -45,7 +44,8 @@ class ImageUsers:
     def found(self) -> Iterator[FoundDisk]:
         """Yield all layers, and all disks that may rest on images.
 
-        The disks of VMs are listed first and last, so that no disk is missed that moves meanwhile.
+        The disks of VMs are listed first and last, so that a disk that moves meanwhile is not
+        missed.
         """
         frozen = SnapshotFolders(self._pools.files.root).find()
         volumes, quarantine = self._pools.local.find(), self._quarantine.find()

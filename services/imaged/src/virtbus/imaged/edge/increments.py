@@ -1,7 +1,7 @@
 """Writes backup increments of VMs that are off: the clusters in their disks' bitmaps (ADR 0068).
 
 QEMU's storage daemon reads the bitmap and writes the increment, in the sandbox of qemu-img. The
-daemon has the disk open for reading only, so nothing of the disk changes.
+daemon has the disk open for reading only, so the disk does not change.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,7 @@
 """Keeps the layers of disks: `<disks>/layers/<snapshot uid>.<disk>.qcow2` (ADR 0061).
 
-A layer is the file that a disk had when a snapshot froze the disk. Nothing writes to it any more.
-The disk, the snapshot and clones rest on the layer. The name of a layer never changes, because the
+A layer is the file that a disk had when a snapshot froze the disk. Nothing writes to a layer. The
+disk, the snapshot and clones rest on the layer. The name of a layer never changes, because the
 headers of the files above contain it.
 """
 
@@ -30,11 +30,9 @@ class LayerFolder:
         self.root = disks / LAYERS
 
     def path(self, snapshot_uid: str, disk: str) -> Path:
-        """Return the path of a layer."""
         return self.root / layer_name(snapshot_uid, disk)
 
     def opened(self) -> contextlib.AbstractContextManager[int]:
-        """Open the folder; make it if it is missing."""
         openat2.make_passable(self.root)
         return openat2.opened_directory(self.root)
 
@@ -42,8 +40,7 @@ class LayerFolder:
         """Return the names of the layers below a disk, from the top, and the lowest overlay.
 
         Raises:
-            VirtbusError: 409 `layer_missing`: a layer is missing. 409 `disk_damaged`,
-                `chain_too_long`. 503 `store_error`.
+            VirtbusError: 409 `layer_missing`, `disk_damaged`, `chain_too_long`. 503 `store_error`.
         """
         names: list[str] = []
         lowest = top
@@ -67,7 +64,6 @@ class LayerFolder:
             raise store_error(error) from error
 
     def names(self) -> frozenset[str]:
-        """Return the names of all layers."""
         try:
             found = [path.name for path in self.root.iterdir()]
         except FileNotFoundError:
@@ -100,9 +96,9 @@ class LayerFolder:
             os.fsync(below)
 
     def lend(self, path: Path, name: str) -> None:
-        """Give the file of a copied snapshot a second name as a layer, for disks that rest on it.
+        """Give the file of a copied snapshot a second name, as a layer.
 
-        May be repeated.
+        Disks can then rest on the layer. May be repeated.
         """
         with self.opened() as below, openat2.opened_directory(path.parent) as there:
             with contextlib.suppress(FileExistsError):

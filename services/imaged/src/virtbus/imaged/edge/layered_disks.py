@@ -35,7 +35,7 @@ def stage_on_layer(
 def freeze_layers(files: SnapshotFolders, note: SnapshotNote) -> None:
     """Turn the disks into layers, put the staged disks in their places, and publish the snapshot.
 
-    May be repeated after a crash at any write. A disk that was removed meanwhile is left out.
+    May be repeated after a crash at any write. A disk that was removed meanwhile is skipped.
 
     Raises:
         VirtbusError: 503 `store_error`, `disk_full`.

@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 def read_link(file: str, folder: int, there: frozenset[str]) -> NameLink | None:
     """Return the link in a file of the open `folder`; None if it is not usable.
 
-    `there` are the stored images. The file is removed if its image is not among them: a crash has
-    interrupted the removal of both. If `there` is empty, the folder of images may be a mount that
-    is missing, so the file stays.
+    `there` are the stored images. A link to any other image is removed: a crash has interrupted the
+    removal of the link and its image. If `there` is empty, the file system of the images may not be
+    mounted, so the link stays.
     """
     if file.startswith(".tmp-"):
         openat2.remove(file, folder)

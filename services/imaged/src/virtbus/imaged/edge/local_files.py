@@ -66,7 +66,8 @@ class LocalFiles:
     ) -> Fetched:
         """Copy the file into `part`, by reflink if the file system supports it.
 
-        `known` are the validators of the stored copy. If the file has the same, nothing is copied.
+        `known` are the validators of the stored copy. If the file has the same validators, nothing
+        is copied.
 
         Raises:
             VirtbusError: 403 `file_not_allowed`. 404 `image_not_found`. 413 `image_too_large`. 422

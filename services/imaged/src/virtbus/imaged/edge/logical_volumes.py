@@ -19,8 +19,8 @@ from virtbus.schemas.volume_ref import VolumeRef
 AskLogical = Callable[[LogicalRequest], tuple[LogicalAnswer, int | None]]
 """Asks the agent, as `device_socket.ask_logical` does."""
 AT_ONCE, WAIT_S = 2, 5.0
-"""At most AT_ONCE requests wait for the agent, so a volume group that hangs blocks only as many
-threads. Other requests fail after waiting WAIT_S (seconds) for their turn."""
+"""At most AT_ONCE requests wait for the agent, so a volume group that hangs blocks at most AT_ONCE
+threads. Any other request fails after it has waited WAIT_S seconds for its turn."""
 
 
 def no_group(_request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
@@ -29,7 +29,7 @@ def no_group(_request: LogicalRequest) -> tuple[LogicalAnswer, int | None]:
 
 
 class LogicalVolume(Device):
-    """One logical volume. Without a descriptor it does not exist."""
+    """One logical volume, which does not exist if `descriptor` is None."""
 
     def __init__(
         self, ref: VolumeRef, ask: AskLogical, answer: LogicalAnswer, descriptor: int | None
@@ -56,11 +56,10 @@ class LogicalVolume(Device):
         return max(size_bytes, self.room_bytes)
 
     def claim(self) -> DeviceMark | None:
-        """Return a claim if the logical volume exists: it was made for the volume."""
+        """Return a claim if the logical volume exists, because the agent made it for the volume."""
         return DeviceMark(kind="claim", ref=self._ref) if self.room_bytes else None
 
     def filled(self) -> DeviceMark | None:
-        """Return the mark of complete content; None if there is none."""
         size_bytes, operation = self._answer.filled_bytes, self._answer.operation
         if not size_bytes:
             return None
@@ -70,16 +69,14 @@ class LogicalVolume(Device):
         """Do nothing: the agent has made the logical volume for this volume."""
 
     def put_filled(self, mark: DeviceMark) -> None:
-        """Mark the content as complete, durable on return."""
         self._tell("mark", mark.size_bytes, mark.operation)
 
     def drop_filled(self) -> None:
-        """Remove the mark of complete content, durable on return."""
         if self._answer.filled_bytes:
             self._tell("unmark")
 
     def drop_claim(self) -> None:
-        """Close and remove the logical volume. Nobody else may have it open."""
+        """Close and remove the logical volume, which no other process may have open."""
         self.close()
         self._tell("remove")
 
@@ -100,7 +97,7 @@ class LogicalVolumes:
     def opened(
         self, ref: VolumeRef, do: Literal["open", "make", "grow"], size_bytes: int
     ) -> LogicalVolume:
-        """Return the logical volume of a volume; `make` and `grow` let the agent change it first.
+        """Return the logical volume of `ref`; `make` and `grow` let the agent change it first.
 
         Raises:
             OSError: the agent refuses and says why (ENOSPC: no room), does not answer, or is busy.

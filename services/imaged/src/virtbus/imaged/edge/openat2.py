@@ -9,7 +9,7 @@ from pathlib import Path
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""The flags to open a file. O_NONBLOCK is one of them, so that a FIFO cannot hang the opener."""
+"""The flags to open a file. O_NONBLOCK prevents a hang on a FIFO."""
 
 
 PASSABLE = 0o711

@@ -16,7 +16,7 @@ from virtbus.schemas.wire import encode_json, read
 
 CHUNK_BYTES = 1024**2
 CHECKPOINT_BYTES = 64 * 1024**2
-"""Bytes between fsyncs of a resumable part. A crash loses at most about this many."""
+"""Bytes between fsyncs of a resumable part. A crash loses at most about as many bytes."""
 NOTE_SUFFIX = ".json"
 _ZEROS = bytes(64)
 _FICLONE = 0x40049409
@@ -63,11 +63,11 @@ class Room(Protocol):
 class PartialDownload:
     """One file in `part/`.
 
-    All methods block on the disk. Call them one at a time, and not on the event loop. `room` raises
-    `image_quota` or `disk_full` before a limit of the store is crossed. The metadata file counts
-    only fsynced bytes. Otherwise a power cut could leave holes, and a resumed transfer without a
-    pinned digest would take them for content. An error of the file system is raised as
-    `disk_full` or `store_error`.
+    All methods block on the disk. Call the methods one at a time, and never on the event loop.
+    `room` raises `image_quota` or `disk_full` before a limit of the store is crossed. The metadata
+    file counts only fsynced bytes. A power cut could leave holes in later bytes, and a resumed
+    transfer without a pinned digest would take the holes for content. An error of the file system
+    is raised as `disk_full` or `store_error`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class PartialDownload:
     def restart(self, note: PartNote | None) -> None:
         """Drop all bytes.
 
-        `note` is the metadata of the bytes to come; with None no transfer can continue them.
+        `note` is the metadata of the bytes to come; None if no transfer can continue these bytes.
         """
         self._untouched = False
         openat2.remove(self.key + NOTE_SUFFIX, self._dir_fd)
@@ -179,20 +179,16 @@ class PartialDownload:
 
     @property
     def hex_digest(self) -> str:
-        """Return the SHA-256 of all bytes up to `offset`."""
         return self._hash.hexdigest()
 
     def head_and_tail(self) -> tuple[bytes, bytes]:
-        """Return the first and last bytes of the file, as `core.header.inspect` needs them."""
         return read_head_and_tail(self._fd, self.offset)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset`; fewer at the end of the file."""
         return os.pread(self._fd, length, offset)
 
     @property
     def descriptor(self) -> int:
-        """Return the open file, for a process that reads or fills it."""
         return self._fd
 
     def written_bytes(self) -> int:
@@ -210,7 +206,7 @@ class PartialDownload:
 
     @translated()
     def close(self, *, keep: bool) -> None:
-        """Close the file; remove it unless `keep` is True and a transfer can resume it."""
+        """Close the file. It stays if `keep` is True and a transfer can resume it."""
         if self._fd < 0:
             return
         try:

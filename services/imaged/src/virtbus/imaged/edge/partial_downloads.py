@@ -1,4 +1,4 @@
-"""Opens a partial download for one transfer, and decides if it is kept afterwards."""
+"""Opens a partial download for one transfer, and keeps or removes its bytes afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +17,7 @@ async def open_part(
 ) -> AsyncIterator[PartialDownload]:
     """Open the part of `key` for one user.
 
-    The part's bytes are kept if a later attempt may succeed, or if the service stops. They are
+    The part's bytes are kept if a later attempt may succeed, or if the service stops. The bytes are
     removed if the transfer is done, refused, out of space, or cancelled while `abandoned()` is
     True.
     """

@@ -2,7 +2,7 @@
 
 All methods block on the disk. A pool that hangs blocks the thread that measures it, so
 `pool_probes.py` reports it as Slow, then Gone. Work on the volumes of a pool that is Gone is
-refused, and lists of volumes leave its volumes out.
+refused, and lists of volumes do not have them.
 """
 
 import logging
@@ -79,7 +79,6 @@ class Pools:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the pools of kind `local`."""
         return tuple(self._folders)
 
     def of(self, ref: VolumeRef, *, to_read: bool = False) -> VolumeFolders:
@@ -123,7 +122,6 @@ class Pools:
         return MadeDisk(virtual_size_bytes=size_bytes or ref.size_bytes)
 
     def has_content(self, ref: VolumeRef) -> bool:
-        """Return True if the first content of a copied volume is complete."""
         if ref.kind in ON_DEVICES:
             return self.devices.filled_bytes(ref) is not None
         return self.of(ref).read(ref.folder, DISK) is not None
@@ -134,7 +132,6 @@ class Pools:
         return self._folders[LOCAL]
 
     def space_of(self, name: str) -> SpaceLimits:
-        """Return the space that new data must leave free in a pool."""
         reserve = self._settings[name].reserve
         return self._limits if reserve is None else SpaceLimits(reserve, 0.0)
 
@@ -192,7 +189,7 @@ class Pools:
         """Return the volumes on devices of a pool; none of a device that cannot be opened."""
         found = []
         for key in pool.volumes:
-            if f"{key}/" <= after:  # the folder of the key, `<key>.<uid>`, sorts before this
+            if f"{key}/" <= after:  # the folder of the key, `<key>.<uid>`, sorts before `<key>/`
                 continue
             try:
                 held = self.devices.held(name, key)
@@ -208,7 +205,6 @@ class Pools:
     def _logical_page(
         self, name: str, after: str, unread: set[str]
     ) -> tuple[tuple[HeldVolume, ...], bool]:
-        """Return the volumes of a volume group; none if they cannot be listed."""
         try:
             return self._logical_volumes.page(name, after)
         except OSError as error:
@@ -219,14 +215,12 @@ class Pools:
 
     # --- measures ---------------------------------------------------------------------------
     def unmeasured(self, name: str) -> PoolReport:
-        """Return a report of a pool, with no sizes."""
         settings = self._settings[name]
         return PoolReport(
             name=name, kind=settings.kind, state=PoolState.READY, overcommit=settings.overcommit
         )
 
     def measure(self, name: str) -> PoolReport:
-        """Return the exact state of a pool."""
         empty = self.unmeasured(name)
         why = "" if name == LOCAL else self._missing(name)
         if why:
@@ -252,7 +246,6 @@ class Pools:
         return report.model_copy(update=_state(report, read_only=bool(found.f_flag & os.ST_RDONLY)))
 
     def forget(self, ref: VolumeRef | None) -> None:
-        """Forget the size of a volume that has grown."""
         if ref is not None:
             self._sizes[ref.pool].pop(ref.folder, None)
 

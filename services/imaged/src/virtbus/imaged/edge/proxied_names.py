@@ -1,7 +1,8 @@
 """Checks the addresses of servers behind a proxy, as far as this host can resolve them.
 
-A proxy resolves names itself, and may get other answers. So this check refuses a forbidden address,
-and a name that this host resolves to one. Other names are left to the rules of the proxy.
+A proxy resolves names itself, and may get other answers. So this check refuses only forbidden
+addresses, and names that this host resolves to a forbidden address. The rules of the proxy apply to
+all other names.
 """
 
 import asyncio
@@ -11,12 +12,12 @@ from collections.abc import Iterable
 from virtbus.imaged.core.addresses import Network, refusal
 
 LOOKUP_S = 2.0
-"""Limit of a lookup, in seconds. It is short, because a host behind a proxy often cannot resolve
-outside names."""
+"""Limit of a lookup in seconds: short, because a host behind a proxy often cannot resolve outside
+names."""
 
 
 async def refusal_by_proxy(host: str, allowed: Iterable[Network]) -> str:
-    """Return why a proxy must not be asked for `host`; empty if it may be."""
+    """Return the reason why no proxy may be asked for `host`; empty if there is no reason."""
     allowed = tuple(allowed)
     try:
         async with asyncio.timeout(LOOKUP_S):

@@ -40,12 +40,10 @@ class Ended:
 
     @property
     def why(self) -> str:
-        """Return stderr with escapes for unprintable characters."""
         return printable(self.stderr)
 
     @property
     def is_unavailable(self) -> bool:
-        """Return True if this node cannot make the sandbox."""
         return self.code == sandbox.UNAVAILABLE
 
     @property
@@ -71,8 +69,9 @@ async def convert(
 ) -> Ended:
     """Run `convert -q` with `arguments`, then return how it ended.
 
-    `limits` are the most bytes of the target and the most seconds of CPU time. `look` is called
-    meanwhile, and may raise to end qemu-img. After a cancellation qemu-img has ended.
+    `limits` are the maximum size of the target in bytes, and the maximum CPU time in seconds.
+    `look` is called meanwhile, and may raise to end qemu-img. After a cancellation qemu-img has
+    ended.
 
     Raises:
         TimeoutError: qemu-img ran longer than `WALL_PER_CPU` times its limit of CPU time.
@@ -93,7 +92,7 @@ async def sandboxed(
     program: Sequence[str],
     pipes: int = asyncio.subprocess.DEVNULL,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program in the sandbox; it has ended when the context is left.
+    """Run a program in the sandbox; the program has ended when the context is left.
 
     `limits` are as in `convert`. `pipes` are the program's stdin and stdout, as in
     `asyncio.subprocess`.

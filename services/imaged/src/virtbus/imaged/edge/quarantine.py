@@ -2,7 +2,7 @@
 
 An entry is a VM's renamed directory of disks: `<disks>/quarantine/<entry>/`. Its manifest has the
 VM, the time and the reason. The quarantine is below the directory of the disks, because a rename
-does not cross mounts, and the sandbox of imaged's service mounts its directories one by one.
+does not cross mounts, and the service of imaged mounts each of its directories separately.
 """
 
 import contextlib
@@ -77,7 +77,6 @@ class QuarantineFiles:
         return entry
 
     def _kept(self, uid: str, epoch: int) -> str:
-        """Return the entry that an earlier `keep` made for the same epoch; empty if none."""
         for entry in reversed(self._names()):
             manifest = self._manifest(entry) if entry.partition(".")[0] == uid else None
             if manifest is not None and manifest.epoch == epoch:
@@ -85,7 +84,6 @@ class QuarantineFiles:
         return ""
 
     def _free(self, uid: str) -> str:
-        """Return a free entry name: `<uid>` or `<uid>.<number>`."""
         taken = {one.name for one in self.root.iterdir()}
         names = itertools.chain([uid], (f"{uid}.{number}" for number in itertools.count(2)))
         return next(name for name in names if name not in taken)
@@ -122,7 +120,7 @@ class QuarantineFiles:
             raise store_error(error) from error
 
     def entries(self) -> list[QuarantineEntry]:
-        """Return all entries, sorted by name, without those that are removed meanwhile.
+        """Return all entries, sorted by name, without entries that are removed meanwhile.
 
         Raises:
             VirtbusError: 503 `store_error`.
@@ -137,7 +135,7 @@ class QuarantineFiles:
         return found
 
     def get(self, entry: str) -> QuarantineEntry:
-        """Return one entry. Without a readable manifest it has only facts from its name and files.
+        """Return one entry, with facts from its name and files if its manifest cannot be read.
 
         Raises:
             VirtbusError: 404 `no_entry`. 503 `store_error`.
@@ -177,7 +175,6 @@ class QuarantineFiles:
         )
 
     def manifest(self, entry: str) -> QuarantineManifest | None:
-        """Return an entry's manifest; None if it cannot be read."""
         self._folder(entry)
         return self._manifest(entry)
 

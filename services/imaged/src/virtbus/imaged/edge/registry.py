@@ -63,15 +63,12 @@ class Registry(ImageServer):
 
     @property
     def url(self) -> str:
-        """Return the registry's own URL."""
         return self.base
 
     def url_of(self, kind: str, name: str) -> str:
-        """Return the URL of a manifest (by tag or digest) or a blob."""
         return f"{self.base}/v2/{self._ref.repository}/{kind}/{name}"
 
     def headers(self) -> dict[str, str]:
-        """Return the Authorization header, if the registry has asked for a login."""
         return {"Authorization": self._authorization} if self._authorization else {}
 
     def accepted(self) -> None:
@@ -115,8 +112,8 @@ class Registry(ImageServer):
     async def refuse(self, response: aiohttp.ClientResponse) -> NoReturn:
         """Raise as `ImageServer.refuse`.
 
-        After a 401, first log in and raise AgainError, so that the request is repeated. A 401 to a
-        login that the registry has not accepted yet is refused.
+        After a 401, first log in and raise AgainError, so that the request is repeated. A second
+        401 before the registry has accepted the login is an error.
         """
         if response.status == 401 and not self._unproved:
             challenge = challenges.challenge_of(response.headers.getall("WWW-Authenticate", ()))

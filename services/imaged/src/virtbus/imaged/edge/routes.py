@@ -21,7 +21,7 @@ class Route:
     """The proxy, TLS contexts and logins of requests to an image server.
 
     `own_tls`, `server_name` and `authorization` are for the server of the image's URL only. The
-    rest is for all servers of the pull.
+    other fields are for all servers of the pull.
     """
 
     proxy: str | None = None
@@ -38,8 +38,8 @@ DIRECT = Route()
 def route_of(transport: Transport, where: str, folder: Path) -> Route:
     """Read the files that a transport names, relative to `folder`.
 
-    `where` names the transport's rule in errors.
-    Blocks on the disk. Files are read for each pull, so they can be replaced at any time.
+    `where` names the transport's rule in errors. Each pull reads the files, so they can be replaced
+    at any time. Blocks on the disk.
 
     Raises:
         VirtbusError: 503 `image_transport_invalid` with every file that cannot be used.
@@ -75,13 +75,11 @@ class _Files:
         self.problems: list[Detail] = []
 
     def basic(self, name: str, file: str | None) -> str:
-        """Return the value of `Authorization` for a file with `user:password`."""
         if file is None:
             return ""
         return self._read(name, lambda: _basic(self._folder / file)) or ""
 
     def tls(self, transport: Transport, *, own: bool) -> ssl.SSLContext | bool:
-        """Return the TLS context for a server; `own` adds the client's certificate."""
         authorities = transport.ca_file
         certificate = transport.client_certificate_file if own else None
         if authorities is None and certificate is None:
@@ -93,7 +91,7 @@ class _Files:
             )
         if certificate is not None:
             key = transport.client_key_file or certificate
-            # Without a password, OpenSSL would ask for one at the terminal.
+            # The empty password keeps OpenSSL from asking for a password at the terminal.
             self._read(
                 "client_certificate_file",
                 lambda: context.load_cert_chain(
@@ -108,7 +106,6 @@ class _Files:
         return str(path)
 
     def _read(self, name: str, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`, or None with a problem of the field `name`."""
         try:
             return read()
         except (OSError, ValueError) as error:

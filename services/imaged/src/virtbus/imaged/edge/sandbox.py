@@ -1,10 +1,10 @@
 """Runs one program with no rights but open files: `python -I -S sandbox.py LIMITS -- PROGRAM…`.
 
-Landlock takes away all files except the programs and libraries of the system, `/dev/null` and the
-given descriptors. One descriptor is for writing, the others are for reading. A seccomp filter
-takes away, among others, sockets, processes, signals, and calls that change files by path. Both
-last until the program ends. The sandbox needs no privilege, no namespace and no other package.
-This file imports nothing of virtbus, so that it starts in 20 ms. ADR 0041 has the reasons.
+Landlock leaves only the programs and libraries of the system, `/dev/null`, and the given
+descriptors. One descriptor is for writing, all others are for reading. A seccomp filter denies,
+among others, sockets, processes, signals, and calls that change files by path. Both restrictions
+last until the program ends. The sandbox needs no privilege, no namespace and no other package. This
+file imports nothing of virtbus, so that the sandbox starts in 20 ms. ADR 0041 has the reasons.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ UNAVAILABLE = 125
 """The exit code if the sandbox cannot be made; the reason is on stderr."""
 NOBODY = 65534
 ENVIRONMENT = {"LC_ALL": "C", "MALLOC_ARENA_MAX": "1"}
-"""The program's environment. With more arenas, glibc reserves 64 MiB of address space for each."""
+"""The program's environment. glibc reserves 64 MiB of address space for each further arena."""
 _STACK_BYTES = 1 << 20
-"""A thread's stack. qemu-img has up to 64 threads on a slow disk: with the default of 8 MiB each,
-their stacks alone would take half of the address space."""
+"""A thread's stack. qemu-img has up to 64 threads on a slow disk. With the default stack of 8 MiB,
+the threads' stacks alone would take half of the address space."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SIGKILL = 9
@@ -39,10 +39,11 @@ READABLE = {
 }
 """Paths of the host that stay accessible, each with the rights on it."""
 _FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""By version of Landlock, all rights on files. A version not listed has those of the one before."""
+"""By version of Landlock, all rights on files. A version that is not listed has the rights of the
+version before."""
 _NET_RIGHTS, _SCOPES = 3, 3
-"""_NET_RIGHTS: to bind and connect TCP sockets (since version 4 of Landlock). _SCOPES: to connect
-to abstract sockets, and to send signals, outside the sandbox (since version 6)."""
+"""_NET_RIGHTS (since version 4 of Landlock): bind and connect TCP sockets. _SCOPES (since version
+6): connect to abstract sockets, and send signals, outside the sandbox."""
 
 # --- seccomp: linux/seccomp.h, linux/bpf_common.h, asm/unistd_64.h ------------------------------
 _ARCH_X86_64 = 0xC000003E
@@ -135,7 +136,6 @@ def _restrict_calls() -> None:
 
 
 def _drop_user() -> None:
-    """Become nobody, without groups and capabilities, if this process is root."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)

@@ -1,10 +1,10 @@
 """Keeps the disks of snapshots: `<disks>/snapshots/<folder>/<disk>.qcow2` and `record.json`.
 
-`<folder>` is `SnapshotRef.folder`. The disks in a folder are frozen: no program writes to them.
-A snapshot is complete if it has `record.json`. A restore first writes its journal,
-`replacing.json`. From then on the restore can only be completed, also after a crash. A snapshot
-whose disks become layers has the journal `layering.json` first, and in the end only `record.json`
-(ADR 0061).
+`<folder>` is `SnapshotRef.folder`. The disks in a folder are frozen: no program writes to them. A
+snapshot is complete if it has `record.json`. A restore first writes its journal, `replacing.json`.
+From then on, the restore can only be completed, even after a crash. A snapshot whose disks become
+layers begins with the journal `layering.json`. At the end, `record.json` replaces the journal (ADR
+0061).
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _FROZEN = 0o400
 
 
 class SnapshotNote(LenientModel):
-    """The host's description of a snapshot. `uid` and `name` are those of its VM or volume."""
+    """The host's description of a snapshot. `uid` and `name` denote its VM or volume."""
 
     ref: SnapshotRef
     resource: Literal["vm", "volume"]
@@ -51,7 +51,7 @@ class SnapshotNote(LenientModel):
     disks: tuple[SnapshotDisk, ...]
     size_bytes: int = 0
     layered: bool = False
-    """True if its disks are layers, whose names begin with the snapshot's uid."""
+    """True if the snapshot's disks are layers, whose names begin with the snapshot's uid."""
     live: bool = False
     """True if a guest used the disks when the journal was written."""
 
@@ -67,17 +67,14 @@ class SnapshotFolders(VolumeFolders):
 
     # --- read -----------------------------------------------------------------------------
     def complete(self, folder: str) -> SnapshotNote | None:
-        """Return the description of a complete snapshot, or None; raises VirtbusError."""
         return self._noted(folder, RECORD)
 
     def frozen_path(self, note: SnapshotNote, disk: str) -> Path:
-        """Return the file of a disk of a snapshot."""
         if note.layered:
             return self.layers.path(note.ref.uid, disk)
         return self.path(note.ref.folder, disk)
 
     def frozen(self, note: SnapshotNote, disk: str) -> Overlay | None:
-        """Return the overlay of a disk of a snapshot; raises VirtbusError as `read`."""
         if note.layered:
             return self.layers.read(layer_name(note.ref.uid, disk))
         return self.read(note.ref.folder, disk)
@@ -106,7 +103,6 @@ class SnapshotFolders(VolumeFolders):
             raise store_error(error) from error
 
     def page(self, after: str) -> HeldResources:
-        """Return the first snapshots with a folder above `after`."""
         names = sorted(one for one in self._folders() if one > after and self._folder.match(one))
         found = []
         for folder in names[:PAGE]:
@@ -120,7 +116,10 @@ class SnapshotFolders(VolumeFolders):
 
     # --- write ----------------------------------------------------------------------------
     def begin(self, folder: str) -> None:
-        """Make a folder, empty even if it exists; raises 503 `store_error`, `disk_full`."""
+        """Make an empty folder; an existing folder is emptied.
+
+        Raises 503 `store_error`, `disk_full`.
+        """
         self.remove(folder)
         try:
             openat2.make_passable(self.root)
@@ -131,7 +130,9 @@ class SnapshotFolders(VolumeFolders):
             raise store_error(error) from error
 
     def remove(self, folder: str) -> bool:
-        """Remove a snapshot, `record.json` first, so that it is incomplete from then on.
+        """Remove a snapshot, `record.json` first.
+
+        So an interrupted removal leaves an incomplete snapshot.
 
         Errors as `DiskFolders.remove`.
         """
@@ -147,12 +148,11 @@ class SnapshotFolders(VolumeFolders):
         return super().remove(folder)
 
     def new_disk(self, folder: str, disk: str) -> int:
-        """Return a new, open file for a disk of a snapshot."""
         with self._open(folder) as directory:
             return _new(f"{STAGED}{disk}{SUFFIX}", directory)
 
     def freeze(self, folder: str, disk: str, target: int) -> None:
-        """Give the finished file of a disk its name. Nobody writes to it any more."""
+        """Give the finished file of a disk its name. Afterwards no program writes to the file."""
         os.fchmod(target, _FROZEN)
         os.fsync(target)
         name = f"{disk}{SUFFIX}"
@@ -201,7 +201,6 @@ class SnapshotFolders(VolumeFolders):
         return VolumeFolders(self._disks).path(disk.ref.folder, DISK)
 
     def stage(self, uid: str, disk: SnapshotDisk) -> int:
-        """Return a new, open file next to the disk that it will replace."""
         path = self.place(uid, disk)
         with openat2.opened_directory(path.parent) as directory:
             return _new(STAGED + path.name, directory)
@@ -217,10 +216,10 @@ class SnapshotFolders(VolumeFolders):
                 openat2.remove(STAGED + path.name, directory)
 
     def replace_disks(self, note: SnapshotNote) -> None:
-        """Put the staged disks into their places, and publish the note.
+        """Replace disks with their staged disks, and publish the note.
 
-        May be repeated after a crash at any write.
-        A disk whose VM or volume was removed meanwhile is left out.
+        May be repeated after a crash at any write. A disk whose VM or volume was removed meanwhile
+        is skipped.
 
         Raises:
             VirtbusError: 503 `store_error`, `disk_full`.
@@ -234,7 +233,7 @@ class SnapshotFolders(VolumeFolders):
         self.publish(note)
 
     def put(self, path: Path) -> None:
-        """Put a staged disk into its place, if it is not there yet; renew its metadata file."""
+        """Replace a disk with its staged disk, if there is one; renew the disk's metadata file."""
         with openat2.opened_directory(path.parent) as directory:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(STAGED + path.name, path.name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -245,7 +244,7 @@ class SnapshotFolders(VolumeFolders):
                 openat2.replace(name + NOTE_SUFFIX, made, directory)
 
     def interrupted(self) -> list[SnapshotNote]:
-        """Return the restores and snapshots whose journal was written before a crash ended them.
+        """Return the restores and snapshots that a crash ended after the write of their journal.
 
         Remove the remains of other interrupted attempts. No attempt may run meanwhile.
         """

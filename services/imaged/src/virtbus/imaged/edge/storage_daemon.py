@@ -31,7 +31,7 @@ async def run(
 
     `job` is the command that begins the job, with its arguments. `limits` are as in
     `qemu_img.convert`. `look` is called meanwhile, and may raise to end the daemon. A job with
-    `auto-finalize` false ends once its data is in the files.
+    `auto-finalize` false ends only after its data is in the files.
 
     Raises:
         TimeoutError: the daemon ran longer than `WALL_PER_CPU` times its limit of CPU time.
@@ -72,7 +72,7 @@ async def _say(
     arguments: Mapping[str, Any],
     id_: str = "",
 ) -> None:
-    # uvloop closes the pipe of a daemon that was killed; a write to it would raise RuntimeError
+    # uvloop closes the pipe of a killed daemon; a write to the closed pipe would raise RuntimeError
     if process.stdin is not None and not process.stdin.is_closing():
         line = json.dumps({"execute": command, "arguments": arguments, "id": id_})
         with contextlib.suppress(ConnectionError):  # the daemon has ended; its exit code says why
@@ -83,7 +83,7 @@ async def _say(
 async def _heard(
     process: asyncio.subprocess.Process, look: Callable[[], Awaitable[None]]
 ) -> dict[str, Any]:
-    """Return the next message of the daemon; empty once it has ended."""
+    """Return the next message of the daemon; empty after the daemon's end."""
     if process.stdout is None:
         return {}
     while True:

@@ -42,16 +42,16 @@ from virtbus.schemas.wire import encode_json
 log = logging.getLogger(__name__)
 
 LANDING_NS = 60 * 1_000_000_000
-"""Time in which a new image gets its name, unless its request was cancelled."""
+"""Time within which a new image gets its name, if its request is not cancelled."""
 _ANY_VIRTUAL_SIZE = 1 << 63
-"""No limit, so that stored images stay usable when the setting is lowered."""
+"""No limit, so that stored images stay usable when the setting max_virtual_bytes is lowered."""
 
 
 class ImageStore:
     """The images of a node.
 
-    Methods that change files block on the disk. The others at most check the size of a file. Any
-    thread may change the index, so each loop over the index runs over a copy.
+    Methods that change files block on the disk. All other methods at most check the size of a file.
+    Any thread may change the index, so each loop over the index runs over a copy.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ImageStore:
         self._leases: Counter[str] = Counter()
         self._used_ns: dict[str, int] = {}
         self._landed_ns: dict[str, int] = {}
-        """Images whose transfer has ended, and which no name denotes yet."""
+        """By digest: the end of the transfer of an image that has no name yet."""
         self._names_used_s: dict[str, float] = {}
         """Unix time of each name's last use; at the start, the modification time of its file."""
         self._fresh: set[str] = set()
@@ -99,7 +99,6 @@ class ImageStore:
         return descriptor
 
     def close(self) -> None:
-        """Close all descriptors; files stay."""
         for descriptor in self._fds:
             os.close(descriptor)
         self._fds.clear()
@@ -168,7 +167,7 @@ class ImageStore:
         return image
 
     def pinned(self, digest: str) -> ImageInfo | None:
-        """Return the image with a digest, or one that was made from bytes with this digest."""
+        """Return the image `digest`, or an image that was made from bytes with this digest."""
         made = [link.digest for link in list(self._links.values()) if link.fetched == digest]
         return self.cached(digest) or next(filter(None, map(self.cached, made)), None)
 
@@ -181,7 +180,6 @@ class ImageStore:
         return os.stat(file, dir_fd=self._links_fd, follow_symlinks=False).st_mtime
 
     def now_s(self) -> float:
-        """Return the Unix time, by the clock of the times in `uses`."""
         return time.time()
 
     def used(self, name: str) -> None:
@@ -191,11 +189,9 @@ class ImageStore:
             self._fresh.add(name)
 
     def link(self, name: str) -> NameLink | None:
-        """Return the link of a name, None if the name is unknown."""
         return self._links.get(name)
 
     def links_of(self, url: str) -> tuple[NameLink, ...]:
-        """Return the links whose image came from `url`."""
         return tuple(link for link in list(self._links.values()) if link.url == url)
 
     def named(self, ref: str) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -210,25 +206,20 @@ class ImageStore:
         return frozenset(digests), tuple(sorted(link.name for link in links))
 
     def images(self) -> tuple[ImageInfo, ...]:
-        """Return all images with their names."""
         return listing(self._images.copy(), list(self._links.values()))
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """Return the digests of all images."""
         return tuple(self._images)
 
     def page(self, after: str) -> HeldImages:
-        """Return the images after the digest `after` that fit in one answer."""
         return page_of(self._images.copy(), list(self._links.values()), after)
 
     def keys(self) -> tuple[str, ...]:
-        """Return the keys of the most recently used names and images, for placement."""
         return keys_of(list(self._links.values()), self._names_used_s, frozenset(self._images))
 
     @property
     def names(self) -> int:
-        """Return the number of names."""
         return len(self._links)
 
     def uses(self, held: frozenset[str]) -> list[NameUse]:
@@ -240,7 +231,6 @@ class ImageStore:
         ]
 
     def path(self, digest: str) -> Path:
-        """Return the path of a digest's image."""
         return self.data_dir / hex_of(digest)
 
     @contextlib.contextmanager
@@ -282,9 +272,9 @@ class ImageStore:
         return image
 
     def write_link(self, link: NameLink) -> None:
-        """Point a name to an image, atomically. If it does already, only record a use."""
+        """Point a name to an image, atomically. If the link exists already, only record a use."""
         self._landed_ns.pop(link.digest, None)
-        with self._linking:  # all requests of one transfer call this at once
+        with self._linking:  # all requests of a transfer call this method at once
             if self._links.get(link.name) == link:
                 self.used(link.name)
                 return
@@ -304,7 +294,7 @@ class ImageStore:
         with self._linking:
             fresh, self._fresh = self._fresh, set()
             for name in fresh & set(self._links):
-                at_s = self._names_used_s.get(name, time.time())  # it may be forgotten now
+                at_s = self._names_used_s.get(name, time.time())  # may be forgotten now
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(file_name(name), (at_s, at_s), dir_fd=self._links_fd)
             known = {file_name(name) for name in list(self._links)}
@@ -324,7 +314,7 @@ class ImageStore:
             self._names_used_s.pop(name, None)
 
     def _remove_files(self, names: Iterable[str]) -> None:
-        """Remove the files of names, except of those that denote an image again."""
+        """Remove the files of names. A name that denotes an image again keeps its file."""
         with self._linking:
             for name in names:
                 if name not in self._links:
@@ -338,8 +328,8 @@ class ImageStore:
         """Remove unused images from the index; return their digests for `discard`.
 
         An image is unused if it has no name, no disk (`used`), no lease, and no use in the last
-        `grace_s`. `among` limits the search. Call it on the event loop, so that no task is between
-        `cached` and `lease`.
+        `grace_s`. `among` limits the search. Call this method on the event loop, so that no task is
+        between `cached` and `lease`.
         """
         now_ns = time.monotonic_ns()
         held = used | {one.digest for one in list(self._links.values())} | set(+self._leases)
@@ -352,7 +342,6 @@ class ImageStore:
         return tuple(sorted(found))
 
     def plain_names(self) -> tuple[str, ...]:
-        """Return the names that are no URLs and no image names of the bus."""
         return tuple(filter(is_plain, list(self._links)))
 
     def busy(self, since_ns: int) -> frozenset[str]:
@@ -371,10 +360,11 @@ class ImageStore:
             self._images.pop(digest, None)
 
     def discard(self, digests: tuple[str, ...], names: tuple[str, ...] = ()) -> None:
-        """Unlink the files of `garbage` or `forget`, then their names and those of `forget_names`.
+        """Unlink the images of `garbage` or `forget`, then their links and the links `names`.
 
-        An image that a transfer has brought back meanwhile stays. Names go last: after a crash, the
-        start removes names without an image; images without a name would stay until `garbage`.
+        An image that a transfer has brought back meanwhile stays. Links are removed last: after a
+        crash, the start of imaged removes links without an image. Images without a link would stay
+        until `garbage`.
         """
         gone = set(digests) - set(self._images)
         lost = tuple(link.name for link in list(self._links.values()) if link.digest in gone)

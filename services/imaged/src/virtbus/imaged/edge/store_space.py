@@ -49,27 +49,21 @@ class StoreSpace:
 
     @property
     def quota_bytes(self) -> int:
-        """Return the quota, 0 if there is none."""
         return self._limits.quota_bytes
 
     def make_room_by(self, make_room: MakeRoom) -> None:
-        """Set the function that is called before a transfer is refused."""
         self._make_room = make_room
 
     def used_bytes(self) -> int:
-        """Return the disk space of all images and parts."""
         return self._data_bytes() + sum(_sizes(self._parts_fd).values())
 
     def image_sizes(self) -> dict[str, int]:
-        """Return the disk space of each image by its digest."""
         return {f"sha256:{name}": size for name, size in _sizes(self._data_fd).items()}
 
     def changed(self) -> None:
-        """Record that an image was added or removed."""
         self._data = None
 
     def room(self, part: str) -> "PartRoom":
-        """Return the room of a part that a transfer opens now."""
         with self._lock:
             self._open[part] = 0
         return PartRoom(self, part)
@@ -82,7 +76,6 @@ class StoreSpace:
                 self._open[part] = _sizes(self._parts_fd).get(part, 0) + more_bytes
 
     def release(self, part: str) -> None:
-        """Record that no transfer uses a part any more."""
         with self._lock:
             self._open.pop(part, None)
 
@@ -126,7 +119,7 @@ class StoreSpace:
     def sweep_parts(self) -> None:
         """Remove parts that cannot resume, or that are older than MAX_PART_AGE_S.
 
-        Call it at the start, before any transfer.
+        Call this method at the start, before any transfer.
         """
         oldest = time.time() - MAX_PART_AGE_S
         names = set(openat2.names(self._parts_fd))
@@ -140,7 +133,6 @@ class StoreSpace:
             openat2.remove(name, self._parts_fd)
 
     def uploads_of(self, owner: str) -> frozenset[str]:
-        """Return the parts of an account's unfinished uploads."""
         return frozenset(name for name, note in _notes(self._parts_fd) if note.owner == owner)
 
     def drop_old_uploads(self) -> int:
@@ -159,7 +151,7 @@ class StoreSpace:
         return dropped
 
     def drop(self, part: str) -> None:
-        """Remove a part that is not needed any more, unless a transfer uses it."""
+        """Remove a part that is not needed any more; no effect while a transfer uses the part."""
         with self._lock:
             if part not in self._open:
                 _drop(part, self._parts_fd)
@@ -212,11 +204,9 @@ class PartRoom:
         self._space.check(self._part, more_bytes)
 
     def reserve(self, more_bytes: int) -> None:
-        """Check that this number of bytes fits, and reserve them for this part."""
         self._space.reserve(self._part, more_bytes)
 
     def release(self) -> None:
-        """Give the room back: the transfer ends."""
         self._space.release(self._part)
 
 

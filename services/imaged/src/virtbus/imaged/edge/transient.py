@@ -1,4 +1,4 @@
-"""Defines the errors of an attempt after which another attempt makes sense."""
+"""Defines the errors of attempts that may be repeated."""
 
 
 class TransientError(Exception):

@@ -2,8 +2,8 @@
 
 Volumes of other pools are at `<disks>/pools/<pool>/<folder>/disk.qcow2` (ADR 0060). The file of a
 shared volume is `disk.raw` (ADR 0086): only its guests read it. `<folder>` is `VolumeRef.folder`.
-All folders are below the directory of the disks, because the sandbox of imaged's service mounts its
-directories one by one, and no rename crosses a mount. Only an explicit release removes a folder
+All folders are below the directory of the disks, because the service of imaged mounts each of its
+directories separately, and no rename crosses a mount. Only an explicit release removes a folder
 with a disk.
 """
 
@@ -41,7 +41,8 @@ FOLDER, POOLS = "volumes", "pools"
 DISK = "disk"
 SHARED = "disk.raw"
 PART = "part"
-"""The name of a disk that is being copied. The rename to its final name is last (ADR 0053)."""
+"""The name of a disk that is being copied. The rename to the final name is the last step (ADR
+0053)."""
 RECORD = "record.json"
 """The host's copy of the volume's identity, from which a lost bus is rebuilt."""
 MAX_NOTE_BYTES = 16 * 1024
@@ -72,7 +73,8 @@ class VolumeFolders(DiskFolders):
     _folder = _VOLUME
 
     def __init__(self, disks: Path, pool: str = LOCAL) -> None:
-        # the root of `local` exists only while it has volumes; operators make those of other pools
+        # the root of `local` exists only while it has volumes; operators make the roots of other
+        # pools
         self.root = disks / FOLDER if pool == LOCAL else disks / POOLS / pool
         self._ours = pool == LOCAL
         self._notes = os.geteuid() != 0
@@ -92,12 +94,11 @@ class VolumeFolders(DiskFolders):
         """Remove a volume; return False if there was none; errors as `DiskFolders.remove`."""
         found = super().remove(folder)
         if self._ours:
-            with contextlib.suppress(OSError):  # other volumes are there
+            with contextlib.suppress(OSError):  # other volumes may be in it
                 self.root.rmdir()
         return found
 
     def names(self) -> list[str]:
-        """Return the folders of all volumes."""
         return [one for one in self._folders() if self._folder.match(one)]
 
     def size_bytes(self, folder: str) -> int | None:
@@ -201,7 +202,7 @@ class VolumeFolders(DiskFolders):
             raise store_error(error) from error
 
     def filled_by(self, folder: str) -> str:
-        """Return the operation that filled a volume; empty if it is unknown, or a VM used it."""
+        """Return the operation that filled a volume; empty if unknown, or after a VM's use."""
         try:
             with self._open(folder) as directory:
                 return validate(VolumeNote, decode(_small(RECORD, directory))).operation
@@ -209,7 +210,7 @@ class VolumeFolders(DiskFolders):
             return ""
 
     def has_other(self, folder: str, operation: str) -> bool:
-        """Return True if a volume has a disk that is not from this operation, or that a VM used."""
+        """Return True if a volume has a disk that another operation wrote or that a VM used."""
         try:
             with self._open(folder) as directory:
                 whole = DISK + SUFFIX in openat2.names(directory)
@@ -220,7 +221,7 @@ class VolumeFolders(DiskFolders):
         return whole and self.filled_by(folder) != operation
 
     def drop_copy(self, folder: str) -> None:
-        """Remove the remains of an unfinished copy. A volume that has a disk keeps it."""
+        """Remove the remains of an unfinished copy. A volume keeps a complete disk."""
         try:
             with self._open(folder) as directory:
                 openat2.remove(PART, directory)
@@ -233,7 +234,6 @@ class VolumeFolders(DiskFolders):
             self.remove(folder)
 
     def page(self, after: str) -> HeldResources:
-        """Return the first volumes whose folder is greater than `after`."""
         names = sorted(one for one in self.names() if one > after)
         found = tuple(self._held(one) for one in names[:PAGE])
         return HeldResources(volumes=found, more=len(names) > PAGE)
@@ -247,7 +247,7 @@ class VolumeFolders(DiskFolders):
         return HeldVolume(folder=folder, ref=note.ref, holder=note.holder)
 
     def refuse_used(self, folder: str) -> None:
-        """Raise 409 `volume_in_use` if the disk's file has a pin: a VM of this host has it."""
+        """Raise 409 `volume_in_use` if a pin shows that a VM of this host has the disk's file."""
         names = 1
         for file in (DISK + SUFFIX, SHARED):
             try:

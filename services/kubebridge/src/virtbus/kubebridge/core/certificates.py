@@ -1,15 +1,15 @@
 """Decides when the bridge's certificates are renewed.
 
-The clients of the bridge are API servers, which get all valid authorities. A new authority signs a
-serving certificate a day later at the earliest, when every API server knows that authority. Only a
-certificate that is missing, unusable or nearly expired is replaced without that wait.
+The clients of the bridge are API servers, which get all valid authorities. A new authority signs
+serving certificates only after a day, when every API server knows the authority. This wait is
+skipped if the serving certificate is missing, unusable or nearly expired.
 """
 
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 AUTHORITY_LIFE, AUTHORITY_LEFT = timedelta(days=365), timedelta(days=120)
-"""Lifetime of an authority, and the remaining time at which a new one is made."""
+"""Lifetime of an authority, and the remaining time at which a new authority is made."""
 SERVING_LIFE, SERVING_LEFT = timedelta(days=90), timedelta(days=30)
 """Lifetime of a serving certificate, and the remaining time at which it is renewed.
 A serving certificate never outlives its authority (`life`).
@@ -28,7 +28,10 @@ class Life(NamedTuple):
 
 
 class Due(NamedTuple):
-    """The certificates to make. If both are due, the new authority signs the serving one."""
+    """The certificates to make.
+
+    If both are due, the new authority signs the serving certificate.
+    """
 
     authority: bool
     serving: bool
@@ -52,6 +55,6 @@ def due(authorities: tuple[Life, ...], serving: Life | None, now: datetime) -> D
 
 
 def life(now: datetime, lasts: timedelta, within: Life | None = None) -> Life:
-    """Return the validity of a new certificate. It ends no later than its authority."""
+    """Return the validity of a new certificate, which ends at the latest with its authority."""
     ends = now + lasts
     return Life(now - SKEW, min(ends, within.ends) if within else ends)

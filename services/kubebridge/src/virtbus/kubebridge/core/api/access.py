@@ -13,9 +13,9 @@ ACTS = {"GET": "get", "PUT": "update", "POST": "create", "PATCH": "patch", "DELE
 
 
 class SubresourceTarget(NamedTuple):
-    """A subresource of an object. Without `name`, it is a subresource of the namespace.
+    """A subresource of an object, or of a namespace if `name` is empty.
 
-    `subresource` is its name in RBAC. `rest` has the remaining parts of the path.
+    `subresource` is the subresource's name in RBAC. `rest` has the remaining parts of the path.
     """
 
     version: str

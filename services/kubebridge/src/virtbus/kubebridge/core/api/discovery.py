@@ -47,7 +47,7 @@ def api_groups() -> dict[str, Any]:
 def api_resources(version: str) -> dict[str, Any]:
     """Return the body of `GET /apis/subresources.kubevirt.io/<version>`.
 
-    It lists all verbs, including those without support.
+    The body lists all verbs, even verbs that virtbus does not support.
     """
     return {
         "kind": "APIResourceList",
@@ -191,7 +191,6 @@ def document_v3(version: str) -> dict[str, Any]:
 
 
 def _path(each: _Operation, parameter: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return the OpenAPI entry of a path; `parameter` is the type of each path parameter."""
     about = {200: "OK", 202: "Accepted", 101: "Switching to a websocket"}[each.code]
     names = [part[1:-1] for part in each.path.split("/") if part.startswith("{")]
     return {

@@ -16,7 +16,7 @@ NAMESPACE, NAME = "kube-system", "extension-apiserver-authentication"
 
 
 class User(NamedTuple):
-    """The user of a request, as the API server has authenticated it."""
+    """The user of a request, as the API server has authenticated the user."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class User(NamedTuple):
 
 
 class FrontProxy(NamedTuple):
-    """The front proxy. `ca` (PEM) signs its certificate, whose common name must be in `names`.
+    """The front proxy, whose certificate is signed by `ca` (PEM) and has a name in `names`.
 
     If `names` is empty, any certificate that `ca` signed is accepted. Without `ca`, no certificate
     is accepted.
@@ -51,7 +51,6 @@ class FrontProxy(NamedTuple):
         return not self.names or not named.isdisjoint(self.names)
 
     def user(self, headers: Sequence[tuple[str, str]]) -> User | None:
-        """Return the user that the headers name, or None."""
         name = next(iter(_values(headers, self.user_headers)), "")
         if not name:
             return None
@@ -68,7 +67,6 @@ class FrontProxy(NamedTuple):
 
 
 def _values(headers: Sequence[tuple[str, str]], names: Iterable[str]) -> list[str]:
-    """Return the values of the first header in `names` that is present."""
     for name in names:
         if found := [value for key, value in headers if key.lower() == name.lower()]:
             return found

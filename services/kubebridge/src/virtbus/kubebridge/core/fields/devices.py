@@ -28,7 +28,8 @@ PLACE = "devices are placed by virtbus"
 def link_state(state: str) -> str | None:
     """Return a link's state for VmCreate; None for `absent`.
 
-    VmCreate has no such state: `translate` leaves out such an interface, which unplugs it.
+    VmCreate has no state `absent`: `translate` leaves out an absent interface, which unplugs the
+    interface.
     """
     return None if state == "absent" else state
 
@@ -40,8 +41,9 @@ _DOTS = re.compile(r"[0-9A-Fa-f]{4}(\.[0-9A-Fa-f]{4}){2}")
 def mac_address(value: str) -> str | None:
     """Return a MAC address of 6 octets in the notation with colons; None for an empty value.
 
-    The notations with dashes and with dots are converted, because Go's net.ParseMAC accepts them.
-    Any other value is returned unchanged. VmCreate refuses invalid values, and 8 or 20 octets.
+    The notations with dashes and with dots are converted, because KubeVirt (Go's net.ParseMAC)
+    accepts these notations. Any other value is returned unchanged: VmCreate refuses invalid values,
+    and values of 8 or 20 octets.
     """
     if _DASHES.fullmatch(value) or _DOTS.fullmatch(value):
         digits = re.sub("[.-]", "", value)

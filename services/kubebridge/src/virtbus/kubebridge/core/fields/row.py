@@ -37,10 +37,11 @@ class Field:
     """A KubeVirt field and its treatment in virtbus.
 
     `path` begins below the spec of a VMI, a VM or a template. `[]` stands for each item of a list.
-    `to` is the path in virtbus' VmCreate. `make` converts the value, and raises ValueError if it
-    cannot. A result of None counts as missing. If `values` or `pattern` is given, other values are
-    refused. `why` explains the mapping or the refusal. `instead` is the advice for a refused value.
-    If the manifest gives fields of several rows with the same `to`, the earliest row counts.
+    `to` is the path in virtbus' VmCreate. `make` converts the value, and raises ValueError for an
+    invalid value. A result of None counts as missing. If `values` or `pattern` is given, other
+    values are refused. `why` explains the mapping or the refusal. `instead` is the advice for a
+    refused value. If several fields of a manifest have rows with the same `to`, the earliest row
+    counts.
     """
 
     path: str
@@ -57,7 +58,7 @@ class Field:
 def below(path: str, why: str = "", *, to: str = "", make: Callable[[Any], Any] = as_is) -> Field:
     """Return the row of an object, or of a list if `path` ends in `[]`.
 
-    The fields below it have their own rows.
+    The fields below the object have their own rows.
     """
     kind = FieldType.LIST if path.endswith("[]") else FieldType.OBJECT
     return Field(path, Verdict.MAPPED, why, kind, to, make)
@@ -74,7 +75,7 @@ def mapped(  # noqa: PLR0913  a row has all facts about a field
     pattern: str = "",
     instead: str = "",
 ) -> Field:
-    """Return the row of a field that takes effect. `values` or `pattern` restrict it."""
+    """Return the row of a field that takes effect. `values` or `pattern` restricts its values."""
     return Field(path, Verdict.MAPPED, why, kind, to, make, values, pattern, instead)
 
 

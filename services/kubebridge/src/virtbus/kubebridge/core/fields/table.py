@@ -11,13 +11,12 @@ class Table:
         self.rows = rows
         self.by_path = {row.path: row for row in rows}
         self.place = {row.path: place for place, row in enumerate(rows)}
-        """Position of each row. If several rows have the same `to`, the earliest counts."""
+        """Position of each row. If several rows have the same `to`, the earliest row counts."""
         if len(self.place) != len(rows):
             msg = "a field has two rows"
             raise ValueError(msg)
 
     def beside(self, path: str) -> tuple[str, ...]:
-        """Return the names of all fields with the same parent as `path`."""
         parent = path.rpartition(".")[0]
         return tuple(
             name.removesuffix("[]")

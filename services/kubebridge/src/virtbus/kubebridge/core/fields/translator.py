@@ -42,7 +42,6 @@ class Translation:
     origin: dict[Path, str] = field(default_factory=dict)
 
     def put(self, path: Path, value: Any, origin: str) -> None:
-        """Set a field of `ours`, unless it is already set."""
         if path not in self.origin:
             self.origin[path] = origin
             _put(self.ours, path, value)
@@ -61,7 +60,7 @@ class Translation:
 
 
 def walk(value: Any, table: Table, prefix: str) -> Translation:
-    """Translate `value` by the table. `prefix` is its path in the manifest."""
+    """Translate `value` by the table; `prefix` is the path of `value` in the manifest."""
     walked = Translation()
     steps: list[tuple[int, Path, Any, str]] = []
     for one in _walk(value, "", prefix, (), table):
@@ -101,7 +100,6 @@ def _walk(
 
 
 def _is_odd(value: Any, kind: FieldType) -> bool:
-    """Return True for a bool in place of a number, and for a map with other values than strings."""
     if kind is FieldType.MAP:
         return not all(isinstance(one, str) for one in value.values())
     return isinstance(value, bool) and kind in {FieldType.NUMBER, FieldType.QUANTITY}
@@ -123,7 +121,6 @@ def _mapped(
 def _object(
     value: Any, row: Field, path: str, indices: tuple[int, ...], table: Table
 ) -> Iterator[Cause | Step]:
-    """Walk through an object, or through an item of a list, which must be an object."""
     if not isinstance(value, dict):
         yield Cause(path, "must be an object")
         return
@@ -167,7 +164,6 @@ def _unknown(pattern: str, path: str, table: Table) -> Cause:
 
 # --- paths in VmCreate -------------------------------------------------------------------------
 def _ours(to: str, indices: tuple[int, ...]) -> Path:
-    """Return the path `to` with `indices` filled in; empty if `to` is empty."""
     numbers = iter(indices)
     path: list[str | int] = []
     for part in filter(None, to.split(".")):
@@ -186,7 +182,6 @@ def _kubevirts(part: str | int) -> str:
 
 
 def _put(root: dict[str, Any], path: Path, value: Any) -> None:
-    """Set a value at a path and create missing parts of the path."""
     here: Any = root
     for part, following in zip(path, (*path[1:], None), strict=True):
         fresh: Any = value if following is None else [] if isinstance(following, int) else {}

@@ -1,4 +1,4 @@
-"""Declares the fields of a VirtualMachine except its template, and annotations of KubeVirt."""
+"""Declares the fields of a VirtualMachine outside its template, and KubeVirt's annotations."""
 
 from virtbus.kubebridge.core.fields.row import FieldType, below, ignored, mapped, refused
 from virtbus.schemas.vm import RunStrategy

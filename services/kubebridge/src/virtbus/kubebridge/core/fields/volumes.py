@@ -1,7 +1,4 @@
-"""Declares the fields of disk contents, networks and SSH keys.
-
-The fields are `volumes`, `networks` and `accessCredentials`.
-"""
+"""Declares the fields `volumes`, `networks` and `accessCredentials`."""
 
 from virtbus.kubebridge.core.fields.row import Field, FieldType, below, ignored, mapped, refused
 from virtbus.kubebridge.core.objects.quantity import whole
@@ -16,7 +13,6 @@ AGENT = "the guest agent is not used to write keys or passwords"
 
 
 def _seed(kind: str, ours: str, how: str) -> tuple[Field, ...]:
-    """Return the fields of one kind of seed, whose contents are inline or in Secrets."""
     here, to = f"{VOLUMES}.{kind}", f"{TO}.{ours}"
     rows = [below(here, how, to=to)]
     for name, our_name in (("userData", "user_data"), ("networkData", "network_data")):
@@ -39,7 +35,6 @@ def _seed(kind: str, ours: str, how: str) -> tuple[Field, ...]:
 
 
 def _files(kind: str, name: str) -> tuple[Field, ...]:
-    """Return the fields of a volume that makes an ISO from the keys of a ConfigMap or Secret."""
     here = f"{VOLUMES}.{kind}"
     return (
         below(here, "a read-only ISO with a file for each key", to=f"{TO}.files"),

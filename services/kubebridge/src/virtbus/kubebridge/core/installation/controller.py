@@ -30,7 +30,7 @@ class KubeVirt:
 
 
 def controller(kubevirts: Lister, orphans: Orphans) -> Controller:
-    """Return the controller. It reconciles all `kubevirt` objects at each change of `orphans`.
+    """Return the controller, which reconciles all objects at each change of `orphans`.
 
     `orphans` has the VMs on the bus that have no VMI (ADR 0033).
     """

@@ -65,7 +65,7 @@ class Nodes(Protocol):
 
 
 def reconcile(name: str, view: NodeView | None, node: Node | None, now: datetime) -> list[Action]:
-    """Return the write that is due, or a Requeue until the next write; empty if none will be due.
+    """Return the write that is due, or a Requeue until the next write; empty without a next write.
 
     `node` is None if the Node does not exist, or does not have the bridge's mark.
     """
@@ -87,7 +87,6 @@ def reconcile(name: str, view: NodeView | None, node: Node | None, now: datetime
 
 
 def _since(node: Node, now: datetime) -> timedelta:
-    """Return the age of the heartbeat annotation; a long time if there is none."""
     return now - node.heartbeat if node.heartbeat is not None else 2 * FORGOTTEN
 
 

@@ -4,8 +4,8 @@
 def values_at_most(text: str) -> int:
     """Return an upper bound of the number of values in a JSON text.
 
-    It is 1, and 1 more for each comma, `[` and `{`. Characters within strings count too, so the
-    bound may be too high but never too low.
+    The bound is 1 plus the number of commas, `[` and `{`. Characters within strings count too, so
+    the bound may be too high but never too low.
     """
     return 1 + sum(map(text.count, ",[{"))
 

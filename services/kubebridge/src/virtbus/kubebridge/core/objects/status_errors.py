@@ -42,7 +42,6 @@ class Cause(NamedTuple):
     reason: Reason = Reason.INVALID
 
     def plain(self) -> dict[str, Any]:
-        """Return the cause as in `details.causes`."""
         return {"reason": str(self.reason), "message": self.message, "field": self.field}
 
 
@@ -57,7 +56,6 @@ class Refusal(NamedTuple):
     causes: tuple[Cause, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return the Status object, which kubectl and virtctl print."""
         details: dict[str, Any] = {}
         if self.kind:
             details = {"name": self.name, "group": GROUP, "kind": self.kind}

@@ -59,9 +59,8 @@ T = TypeVar("T")
 def path(*names: str, default: Any = None, make: Callable[[Any], Any] | None = None) -> Any:
     """Declare a dataclass field that `read` takes from this path.
 
-    An empty path means the whole object.
-    `make` converts the value. Without `make`, the type of the field decides how it is converted.
-    `default` replaces a missing or unknown value of an enum.
+    An empty path means the whole object. `make` converts the value. Without `make`, the type of the
+    field decides the conversion. `default` replaces a missing or unknown value of an enum.
     """
     return field(metadata={"path": names, "default": default, "make": make})
 

@@ -28,8 +28,8 @@ from virtbus.schemas.security_group_api import (
 )
 
 DENIED = "NotTranslated"
-"""Reason of the Event about parts of a policy that allow nothing, because virtbus cannot express
-them."""
+"""Reason of the Event about parts of a policy that virtbus cannot express. These parts allow
+nothing."""
 REFUSED = "NotApplied"
 """Reason of the Event about a group that the bus refused. The refused rules have no effect."""
 RETRY_S = 60.0
@@ -53,7 +53,6 @@ class Policies(NamedTuple):
     told: dict[Key, str]
 
     def controller(self) -> Controller:
-        """Return the controller of NetworkPolicies."""
         watches = (KeyMapping(NETWORK_POLICY), KeyMapping(BUS_GROUP, self.of_group))
         return Controller(NETWORK_POLICY, self._reconcile, watches, workers=4, gather_s=0.2)
 
@@ -126,7 +125,6 @@ class Policies(NamedTuple):
 def _written(
     key: Key, name: str, label: str, spec: GroupSpec, there: SecurityGroupView | None
 ) -> list[Action]:
-    """Return the call that makes or changes one group; none if `there` is already as wanted."""
     asked: dict[str, Any] = {"name": name, "namespace": key.namespace, "spec": spec}
     labels = {POLICY_LABEL: label}
     if there is None:
