@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
@@ -342,6 +343,8 @@ async def test_a_pool_that_hangs_becomes_slow_then_gone_and_delays_no_other(
                 while PoolState.GONE not in seen:
                     await asyncio.sleep(0.01)
                 assert {one.name: one.state for one in probes.reports}["local"] is PoolState.READY
+                (hanging,) = [one for one in enumerate_threads() if one.name == "pool-fast"]
+                assert hanging.daemon, "otherwise Python would wait for it at the exit of imaged"
                 with pytest.raises(VirtbusError, match="does not answer"):
                     pools.of(in_fast(MIB))
                 assert pools.page("").unread_pools == ("fast",)
