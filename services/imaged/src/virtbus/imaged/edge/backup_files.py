@@ -87,7 +87,7 @@ class BackupFiles:
                 raise damaged(backup, f"it rests on the backup {wanted}, which is missing")
             if found and one.uid != found[0].uid:
                 raise damaged(backup, f"it rests on {wanted}, which is of another VM")
-            if len(found) > MAX_CHAIN:
+            if len(found) == MAX_CHAIN:
                 raise damaged(backup, f"its chain is longer than {MAX_CHAIN}")
             found.append(one)
             wanted = one.parent

@@ -45,7 +45,7 @@ class LayerFolder:
         names: list[str] = []
         lowest = top
         while lowest.backing_path and Path(lowest.backing_path).parent == self.root:
-            if len(names) > MAX_LAYERS:
+            if len(names) == MAX_LAYERS:
                 message = f"the disk rests on more than {MAX_LAYERS} layers; it is not used"
                 raise VirtbusError(Code.CONFLICT, "chain_too_long", message)
             names.append(Path(lowest.backing_path).name)
