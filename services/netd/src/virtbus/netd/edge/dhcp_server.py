@@ -48,7 +48,7 @@ _STATISTICS = struct.Struct("=II")
 """Packets of a socket since the last reading: all, and those dropped because its buffer was full.
 """
 
-_PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
+_PASSING = frozenset({errno.EAGAIN, errno.ENETDOWN, errno.ENOBUFS, errno.ENETUNREACH})
 """Errors after which netd still reads the socket: the link was down, or the guest reads too slowly.
 """
 

@@ -60,11 +60,8 @@ async def listening(
         await connected(ResolverChannel(reader, writer))
 
     _make_way(path)
-    before = os.umask(0o177)
-    try:
-        server = await asyncio.start_unix_server(accept, path, limit=LINE_BYTES)
-    finally:
-        os.umask(before)
+    listener = _bound(path)
+    server = await asyncio.start_unix_server(accept, sock=listener, limit=LINE_BYTES)
     try:
         yield
     finally:
@@ -75,6 +72,20 @@ async def listening(
 def can_be_found(path: Path) -> bool:
     """Return False if the socket was removed from `path`."""
     return path.exists()
+
+
+def _bound(path: Path) -> socket.socket:
+    """Return a socket that only root can connect to. The umask is the process's, for a moment."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener
 
 
 def _make_way(path: Path) -> None:
