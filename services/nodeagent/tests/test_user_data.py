@@ -147,6 +147,8 @@ def test_gzip_is_unpacked_within_its_bound_and_kept_packed_above_it() -> None:
     packed = gzip.compress(b"#cloud-config\na: 1\n", mtime=0)
     assert made(packed) == packed
     assert yaml.safe_load(made(packed, "#cloud-config\nb: 2\n")) == {"a": 1, "b": 2}
+    members = packed + gzip.compress(b"c: 3\n", mtime=0) + bytes(8)
+    assert yaml.safe_load(made(members, "#cloud-config\nb: 2\n")) == {"a": 1, "b": 2, "c": 3}
     message = gzip.compress(b"Content-Type: text/x-shellscript\n\n#!/bin/sh\n", mtime=0)
     assert kinds(made(message, write_files=[FILE]))[0] == "text/x-shellscript"
     bomb = gzip.compress(b"#!/bin/sh\n" + bytes(8 * 1024 * 1024))

@@ -214,10 +214,15 @@ def _unpacked(source: Source) -> Source:
     """Return a gzip's content up to UNPACKED_BYTES; any other source unchanged."""
     if source[0] != GZIP:
         return source
-    unpacker = zlib.decompressobj(wbits=31)
-    try:
-        data = unpacker.decompress(source[1], UNPACKED_BYTES)
-    except zlib.error:
-        return source
-    kind = content_type(data) if unpacker.eof else ""
+    data, rest = b"", source[1]
+    while rest:  # A gzip has one or several members, and zeros may follow (RFC 1952 §2.2).
+        unpacker = zlib.decompressobj(wbits=31)
+        try:
+            data += unpacker.decompress(rest, UNPACKED_BYTES + 1 - len(data))
+        except zlib.error:
+            return source
+        if not unpacker.eof or len(data) > UNPACKED_BYTES:
+            return source
+        rest = unpacker.unused_data.lstrip(b"\0")
+    kind = content_type(data)
     return (kind, data) if kind not in {"", GZIP} else source
