@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from virtbus.bus.client.message_format import CONTENT_TYPE, JSON
+from virtbus.cli.failures import CliError, Exit
 from virtbus.cli.wire import message as bodies
 from virtbus.cli.wire.protocol import WireMessage
 from virtbus.cli.wire.session import NOBODY, Session, refusal_of
@@ -87,7 +88,10 @@ class WireWatch:
                 self._broken, self._asked = True, 0.0
                 return
             raise refusal
-        reply = bodies.read(item.body)
+        try:
+            reply = bodies.read(item.body)
+        except bodies.UndecodableError as error:
+            raise CliError(Exit.REFUSED, "unreadable", str(error)) from None
         if not isinstance(reply, Mapping):
             return
         self._heard = time.monotonic()
