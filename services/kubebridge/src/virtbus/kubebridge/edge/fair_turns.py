@@ -1,4 +1,4 @@
-"""Runs one piece of work at a time. Sources take turns, and so do the namespaces of each source."""
+"""Fair turns: one piece of work at a time, in rotation of sources and of their namespaces."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,7 @@ Place = asyncio.Future[None]
 
 
 class FairTurns:
-    """Grants turns in the next round of the event loop, so that all tasks of this round compete."""
+    """Grants turns in the next round of the event loop, so that all tasks of a round compete."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[str, deque[Place]]] = {}

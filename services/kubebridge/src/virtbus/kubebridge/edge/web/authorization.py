@@ -1,4 +1,4 @@
-"""Authenticates users by the front proxy, and authorizes them by a SubjectAccessReview."""
+"""Authentication of users by the front proxy, and authorization by a SubjectAccessReview."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from virtbus.kubebridge.edge.web.tls import TlsListener
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""Seconds between reads of the front proxy's ConfigMap. The CA in it changes once in years."""
+"""Seconds between reads of the front proxy's ConfigMap. Its CA changes once in years."""
 AGAIN_S = 2.0
 """Seconds before a retry if the ConfigMap could not be read, or has no CA."""
 ALLOWED_S = 5.0
@@ -77,7 +77,7 @@ class Authorization:
         """Check that the user may send the request.
 
         Raises:
-            RefusedError: 403, the user may not.
+            RefusedError: 403, the user has no permission.
             StatusError: the API server could not decide.
         """
         asked, now = (user, method, target._replace(rest=())), asyncio.get_running_loop().time()
