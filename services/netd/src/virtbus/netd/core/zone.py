@@ -1,4 +1,4 @@
-"""Finds the meaning of a DNS name on a host: a VM, an address, or a name of other servers."""
+"""Meaning of a DNS name on a host: a VM, an address, or a name of other servers."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -21,7 +21,7 @@ class VmName:
 class ReverseName:
     """The DNS name that stands for an address, below `in-addr.arpa` or `ip6.arpa`.
 
-    `own` is True for an address in the host's own network, whose name only this host knows.
+    `own` is True for an address in the host's own network, whose names only this host knows.
     `authority` is the DNS zone of the name.
     """
 
@@ -53,7 +53,6 @@ class Zone:
     network6: IPv6Network | None = None
 
     def name_of(self, namespace: str, name: str) -> str:
-        """Return the full name of a VM."""
         return f"{name}.{namespace}.{self.domain}"
 
     def meaning(self, labels: tuple[str, ...]) -> Meaning:
