@@ -72,7 +72,6 @@ class Bridge:
             await asyncio.get_running_loop().create_future()
 
     def _not_ready(self) -> str:
-        """Return the reason why the bridge is not ready, or an empty string."""
         if not self.reconciler.synced(VM, VMI, BUS_VM):
             return "the initial lists are not complete yet"
         return "" if self.bus.connected else "the bus is away"

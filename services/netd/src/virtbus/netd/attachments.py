@@ -116,7 +116,6 @@ class Attachments:
         return True
 
     async def _guard_relabelled(self, entry: NetworkEntry) -> None:
-        """Apply the rules for new labels. If that fails, the next call applies them."""
         if entry.relabelled and entry.attachment.joined.nics:
             await self._builder.guard(entry.attachment.joined)
         entry.relabelled = False
@@ -279,7 +278,6 @@ class Attachments:
             await self.replug()
 
     async def replug(self) -> None:
-        """Attach every host link again, after the bridge was deleted and made again."""
         if nics := [nic for each in self.ready() for nic in each.joined.nics]:
             await in_thread(lambda: self._doors.attachers.verify(nics, mend=True))
 
@@ -347,7 +345,6 @@ class Attachments:
                 entry.settle(NetPhase.READY)
 
     def resources(self) -> dict[str, tuple[str, ...]]:
-        """Return the resources of this netd by uid, such as `netns vb-<uid>`."""
         there = set(self._doors.namespaces.names())
         found = {}
         for uid, entry in self._entries.items():
@@ -361,7 +358,6 @@ class Attachments:
         return self.look(uid)[1]
 
     def look(self, uid: str) -> tuple[Attachment | None, NetReady | None]:
-        """Return the network of `uid` and its state; both are None if there is no network."""
         entry = self._entries.get(uid)
         return (None, None) if entry is None else (entry.attachment, entry.ready())
 
@@ -374,7 +370,6 @@ class Attachments:
         return [each.attachment for each in self._entries.values() if each.phase is NetPhase.READY]
 
     def begun(self) -> set[str]:
-        """Return the uids of networks that are being built."""
         return {uid for uid, each in self._entries.items() if each.phase is NetPhase.BEGUN}
 
     def nics(self) -> list[Nic]:
@@ -392,7 +387,6 @@ class Attachments:
         return {nic.host_link for nic in self.nics()} | self._late_links.known()
 
     def refuse_while_recovering(self) -> None:
-        """Raise 503 `recovering` until the host was compared with the state files."""
         if self.recovering:
             message = "netd is comparing its state with the host; try again in a second"
             raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=500)

@@ -72,7 +72,6 @@ class Builder:
         self.insistent = self._chains.insistent
 
     def stands(self, attachment: Attachment) -> bool:
-        """Return True if the namespace exists, or if none is needed."""
         return not attachment.joined.nics or self._doors.namespaces.exists(attachment.netns)
 
     async def found(self, attachment: Attachment) -> bool:
@@ -123,7 +122,6 @@ class Builder:
         return bool(await in_thread(lambda: self._doors.emulators.running({uid})))
 
     async def end_plugins(self, attachments: Iterable[Attachment]) -> None:
-        """End the CNI plugins of these VMs that an earlier netd left running."""
         uids = {attachment.uid for attachment in attachments if attachment.has_cni}
         if not uids:
             return
@@ -132,7 +130,6 @@ class Builder:
             log.warning("a plugin of an earlier netd ended", extra={"code": "cni_left", "pid": pid})
 
     async def completes(self, attachment: Attachment) -> bool:
-        """Complete the network as `mend`; return True on success."""
         try:
             await self.mend(attachment)
         except (VirtbusError, OSError) as error:

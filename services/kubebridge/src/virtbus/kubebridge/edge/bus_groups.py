@@ -48,7 +48,6 @@ class BusGroups:
         return self._groups.get((namespace, label), {})
 
     def paths(self) -> Iterable[str]:
-        """Return `namespace/label` of each policy with groups."""
         return [f"{namespace}/{label}" for namespace, label in self._groups]
 
     def known(self, request: Request) -> SecurityGroupView | None:
@@ -90,7 +89,6 @@ class BusGroups:
                 self.notify("/".join(place))
 
     async def run(self) -> None:
-        """Refresh every `interval_s` while this bridge leads, until cancelled."""
         while True:
             await self._leads.wait()
             try:

@@ -41,11 +41,9 @@ class BusNodes:
         return self._views.get(name)
 
     def paths(self) -> Iterable[str]:
-        """Return `/name` of each node."""
         return [f"/{name}" for name in self._views]
 
     async def run(self) -> None:
-        """List the nodes every `interval_s` while this bridge leads, until cancelled."""
         while True:
             if not self._leads.is_set():
                 self.current = False

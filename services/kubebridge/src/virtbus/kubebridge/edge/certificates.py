@@ -73,7 +73,6 @@ class Certificates:
         return Lane(self.reconcile, workers=1, always=True)
 
     async def reconcile(self, _: Key) -> float:
-        """Check the certificates. Return the seconds before the next check."""
         try:
             await self.ensure()
         except (StatusError, OSError, ValueError) as error:
@@ -84,7 +83,6 @@ class Certificates:
         return LOOK_S
 
     async def ensure(self) -> None:
-        """Make missing certificates, serve them, and publish their CA."""
         if self._own is not None:
             self._serve(self._own / "tls.crt", self._own / "tls.key")
             return

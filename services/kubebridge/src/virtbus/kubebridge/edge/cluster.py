@@ -66,7 +66,6 @@ class StatusError(Exception):
 
     @property
     def transient(self) -> bool:
-        """True if the request may succeed later: too many requests, or a failing server."""
         return self.code == 429 or self.code >= 500
 
 

@@ -17,7 +17,6 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, source: str, namespace: str = "") -> AsyncIterator[None]:
-        """Wait for a turn, and keep it until the context ends."""
         place: Place = asyncio.get_running_loop().create_future()
         of_source = self._waiting.setdefault(source, {})
         of_source.setdefault(namespace, deque()).append(place)
@@ -51,7 +50,6 @@ class FairTurns:
                 place.set_result(None)
 
     def _next(self) -> Place:
-        """Remove and return the oldest waiter of the next namespace of the next source."""
         source, of_source = next(iter(self._waiting.items()))
         namespace, places = next(iter(of_source.items()))
         place = places.popleft()

@@ -50,7 +50,6 @@ class Delays(NamedTuple):
     each_s: float = 60.0
 
     def silent_s(self, up_s: float) -> float:
-        """Return the interval for a guest that has run for `up_s` and did not answer."""
         return min(max(up_s / 2, self.first_s), self.longest_s)
 
 
@@ -89,7 +88,6 @@ class GuestAgentPoller:
         self.notify: Notify = lambda _: None
 
     def get(self, uid: str) -> GuestInfo | None:
-        """Return the last answer of the guest agent; None if it did not answer."""
         one = self._asked.get(uid)
         return read(GuestInfo, one.answer) if one is not None and one.answer else None
 
@@ -132,7 +130,6 @@ class GuestAgentPoller:
         return after_s
 
     async def _ask(self, one: _Asked, view: VmView, path: str) -> float:
-        """Poll a guest. Return the seconds before the next poll."""
         want = GuestAsk(uid=view.uid, about=ABOUT, timeout_s=ANSWER_S)
         subject = subjects.rpc(view.node, "agent", "guest")
         after_s, answer = self._delays.each_s, b""

@@ -51,7 +51,6 @@ class LeaseHolder:
         self.leads = leads
 
     async def run(self) -> None:
-        """Take the Lease when it is free, renew it, and give it back at the end."""
         try:
             while True:
                 try:
@@ -131,7 +130,6 @@ class LeaseHolder:
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": meta, "spec": spec}
 
     async def _give_back(self) -> None:
-        """Give the Lease back, so that another bridge takes over at once."""
         try:
             async with asyncio.timeout(GIVE_BACK_S):
                 lease = await self._cluster.get(LEASE, NAME, self._namespace)

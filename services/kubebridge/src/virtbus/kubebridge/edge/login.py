@@ -60,7 +60,6 @@ async def client(kubeconfig: Path | None, agent: str) -> AsyncIterator[ApiClient
 
 
 def _proxy(url: str) -> str | None:
-    """Return the proxy for a URL, from the environment (HTTPS_PROXY, NO_PROXY)."""
     parts = urlsplit(url)
     if urllib.request.proxy_bypass(parts.hostname or ""):
         return None

@@ -120,7 +120,6 @@ def _given(
 
 
 def _check_asked(nic: Nic, pools: Sequence[AddressPool], taken: Collection[str]) -> None:
-    """Refuse an address of the record that is in no pool of this node, or that is taken."""
     for text in nic.asked:
         path = f"{nic.path}.addresses"
         if not any(pool.has(ip_address(text)) for pool in pools):
@@ -211,7 +210,6 @@ def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> A
 
 
 def _kept(nic: Nic, pool: AddressPool, used: Collection[str]) -> str | None:
-    """Return the interface's earlier address, if it is free and the subnet is unchanged."""
     for text in nic.addresses:
         address = ip_interface(text)
         if address.network == pool.subnet and pool.has(address.ip) and str(address.ip) not in used:

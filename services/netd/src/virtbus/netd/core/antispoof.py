@@ -120,7 +120,6 @@ def _first(tap: Tap) -> Rules:
 
 
 def _bridged(tap: Tap) -> Rules:
-    """Return the rules for IPv4 on a network where netd answers DHCP."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     ip, udp = nft.ether_type(nft.ETHERTYPE_IP), nft.ip_protocol(nft.UDP)
@@ -135,7 +134,6 @@ def _bridged(tap: Tap) -> Rules:
 
 
 def _limited(own: Sequence[IPv4Address], reach: ReachRules) -> Rules:
-    """Return the rules about the reach of a guest with these addresses."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     ip = nft.ether_type(nft.ETHERTYPE_IP)

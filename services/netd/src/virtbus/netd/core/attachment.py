@@ -123,22 +123,18 @@ class Nic(LenientModel):
 
     @property
     def key(self) -> tuple[str, str]:
-        """The key of the interface among the VM's interfaces."""
         return self.name, self.network
 
     @property
     def path(self) -> str:
-        """The interface's field in the record."""
         return f"spec.domain.devices.interfaces[{self.position}]"
 
     @property
     def network_path(self) -> str:
-        """The network's field in the record."""
         return f"spec.networks[{self.position}].network"
 
     @property
     def plug(self) -> PlugState:
-        """The state of the interface as the bus shows it."""
         if self.leaving:
             return PlugState.LEAVING
         return PlugState.WAITING if self.pending else PlugState.PLUGGED
@@ -153,24 +149,20 @@ class Nic(LenientModel):
 
     @property
     def published(self) -> tuple[str, ...]:
-        """The published ports as the bus shows them."""
         has = {4: self.addresses4 or not self.addresses, 6: self.addresses6}
         versions = [version for version, given in has.items() if given]
         return tuple(text for port in self.publish for text in port.shown(versions))
 
     @property
     def place(self) -> str:
-        """The uid of the network object; empty without a network object."""
         return self.target.uid if self.target is not None else ""
 
     @property
     def is_translated(self) -> bool:
-        """True if the guest is behind NAT in its namespace (`core.masquerade`)."""
         return self.binding is NicBinding.MASQUERADE
 
     @property
     def guest_ends(self) -> tuple[GuestEnds, ...]:
-        """The ends of the guest's own networks, if the guest is behind NAT."""
         if not self.is_translated:
             return ()
         four = (self.guest_network,) if self.addresses4 or not self.addresses else ()
@@ -193,7 +185,6 @@ class Nic(LenientModel):
 
     @property
     def of_segment(self) -> bool:
-        """True if the kind of the network puts guests on a segment."""
         return self.target is not None and self.target.spec.kind in ON_SEGMENTS
 
     @property
@@ -271,7 +262,6 @@ class Attachment(LenientModel):
 
     @property
     def joined(self) -> "Attachment":
-        """This attachment without pending interfaces."""
         if not any(nic.pending for nic in self.nics):
             return self
         return self.with_nics(nic for nic in self.nics if not nic.pending)
@@ -285,19 +275,16 @@ class Attachment(LenientModel):
         return self.model_copy(update={"nics": tuple(nics)})
 
     def same_for_guest(self, other: "Attachment") -> bool:
-        """Return True if a guest would see the same devices, networks and DNS settings."""
         same = [nic.hardware for nic in self.nics] == [nic.hardware for nic in other.nics]
         return same and self.dns_config == other.dns_config
 
     def tuned_as(self, other: "Attachment") -> "Attachment":
-        """Return this attachment with the link states and limits of the interfaces of `other`."""
         wanted = {nic.name: nic for nic in other.nics}
         return self.model_copy(
             update={"nics": tuple(_tuned_as(nic, wanted.get(nic.name, nic)) for nic in self.nics)}
         )
 
     def statuses(self) -> tuple[InterfaceStatus, ...]:
-        """Return the interfaces as the bus shows them."""
         return tuple(
             InterfaceStatus(
                 name=nic.name,

@@ -168,7 +168,6 @@ def _with_prefix(conflist: dict[str, Any], address: str) -> str:
 
 
 def _subnets(value: Any) -> Iterator[str]:
-    """Yield the texts in the fields `subnet` and `address` at any depth."""
     if isinstance(value, list):
         for each in value:
             yield from _subnets(each)

@@ -202,7 +202,6 @@ def settled(nic: Nic, result: Result) -> Nic:
 
 
 def _gateway(ips: list[dict[str, Any]], routes: list[Route], version: int) -> str:
-    """Return the gateway of the default route; without one, the first gateway of an address."""
     ways = [route.gateway for route in routes if route.destination == _DEFAULTS[version]]
     own = _of_version(ips, "address", version)
     gateways = [_host(ip["gateway"]) for ip in own if ip.get("gateway")]

@@ -77,7 +77,6 @@ class DhcpRequest:
     options: dict[int, bytes]
 
     def address(self, option: int) -> IPv4Address | None:
-        """Return a four-byte option as an address."""
         raw = self.options.get(option, b"")
         return IPv4Address(raw) if len(raw) == 4 else None
 
@@ -340,7 +339,6 @@ def _build(
 
 
 def _shortened(domains: bytes, room: int) -> bytes:
-    """Return the first domains that fit in `room` together with the heads of the option's parts."""
     heads = 2 * -(-room // _PART_BYTES)
     return first_domains(domains, room - heads)
 

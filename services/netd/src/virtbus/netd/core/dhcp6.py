@@ -90,7 +90,6 @@ class Offer6:
 
     @property
     def server_id(self) -> bytes:
-        """The server's DUID."""
         return struct.pack("!HH", _DUID_LL, _ETHERNET) + self.server_mac
 
 

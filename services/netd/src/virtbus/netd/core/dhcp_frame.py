@@ -70,7 +70,6 @@ def reply_filter() -> list[BpfStep]:
 
 
 def _datagrams(port: int) -> list[_Step]:
-    """Return the instructions about IPv4 that pass unfragmented UDP datagrams to `port`."""
     return [
         (_LDB, "", "", 23),
         (_JUMP_IF_EQUAL, "", "drop", _UDP),

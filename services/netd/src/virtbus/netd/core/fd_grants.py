@@ -19,10 +19,8 @@ class FdGrants:
         self._arms[arm.uid] = (arm, now_s + ARM_LIFETIME_S)
 
     def peek(self, uid: str, now_s: float) -> Arm | None:
-        """Return the valid grant of `uid`, or None."""
         arm, until_s = self._arms.get(uid, (None, 0.0))
         return arm if until_s > now_s else None
 
     def use(self, uid: str) -> None:
-        """End the grant of `uid`."""
         self._arms.pop(uid, None)

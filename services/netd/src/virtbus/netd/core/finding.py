@@ -24,7 +24,6 @@ class NetworkFinding:
 
     @property
     def refusal(self) -> VirtbusError:
-        """The error for requests about this network."""
         return VirtbusError(Code.CONFLICT, "network_lost", self.message)
 
 

@@ -49,7 +49,6 @@ class FreedAddresses:
                 del self._of[next(iter(self._of))]
 
     def of(self, nic: Nic) -> Mapping[str, int]:
-        """Return the released addresses of an interface's network, with the order of release."""
         there = self._of.get(network_of(nic), {})
         return {address: order for order, address in enumerate(there)}
 

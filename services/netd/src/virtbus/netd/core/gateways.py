@@ -21,5 +21,4 @@ class Gateways(NamedTuple):
         return [one.network for one in self.all]
 
     def overlapped(self, other: Net) -> Net | None:
-        """Return the guests' subnet that overlaps `other`, or None."""
         return next((one for one in self.subnets if overlapping(one, other)), None)

@@ -74,11 +74,9 @@ class GroupedNic:
 
     @property
     def entry(self) -> str:
-        """The name of the first chain for all packets of the interface."""
         return f"nic{self.index}"
 
     def chain(self, direction: Direction) -> str:
-        """Return the name of the chain of the connections in a direction."""
         return f"{direction}{self.index}"
 
 
@@ -149,7 +147,6 @@ def _chains(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.Nf
 
 
 def _entry(nic: GroupedNic) -> list[nft.NftRule]:
-    """Return the rules that each packet of an interface meets first."""
     accept, drop = nft.verdict(nft.NftVerdict.ACCEPT), nft.verdict(nft.NftVerdict.DROP)
     by_guest = ct.mark_connection(_OPENED_BY_GUEST)
     icmp6 = *nft.is_ipv6(), *nft.l4_protocol(nft.ICMP6)

@@ -36,12 +36,10 @@ class NamedVm:
 
     @property
     def asking(self) -> tuple[IPv4Address, ...]:
-        """The IPv4 addresses from which the VM queries names."""
         networks = (one for _, one in self.networks if isinstance(one, IPv4Address))
         return (*self.built_in, *networks)
 
     def is_known_to(self, asking: "NamedVm") -> bool:
-        """Return True if both VMs are of one namespace, or on one network that shares names."""
         return self.namespace == asking.namespace or not {*self.sharing}.isdisjoint(asking.sharing)
 
     def servers_for(self, address: IPv4Address) -> tuple[Address, ...]:
@@ -71,14 +69,12 @@ class GuestNames:
         return frozenset(self._by_uid)
 
     def put(self, vm: NamedVm) -> None:
-        """Add a VM, in place of an earlier VM with the same uid."""
         self.remove(vm.uid)
         self._by_uid[vm.uid] = vm
         self._by_name.setdefault((vm.namespace, vm.name), set()).add(vm.uid)
         self._by_address.update(dict.fromkeys((*vm.asking, *vm.built_in6), vm.uid))
 
     def remove(self, uid: str) -> tuple[IPv4Address, ...]:
-        """Forget a VM; return the IPv4 addresses from which it queried names."""
         vm = self._by_uid.pop(uid, None)
         if vm is None:
             return ()

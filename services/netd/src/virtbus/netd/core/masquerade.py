@@ -179,7 +179,6 @@ def _forward(nic: Nic) -> Iterator[nft.NftRule]:
 
 
 def _pairs(nic: Nic) -> Iterator[tuple[GuestEnds, list[Address]]]:
-    """Yield the ends of the guest's network with the outer addresses of the same IP version."""
     outer = [ip_interface(one).ip for one in nic.addresses]
     for ends in nic.guest_ends:
         yield ends, [one for one in outer if one.version == ends.guest.version]

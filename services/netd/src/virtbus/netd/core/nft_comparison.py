@@ -84,7 +84,6 @@ def _expression(element: bytes) -> tuple[str, Mapping[int, object]]:
 
 
 def _value(body: bytes) -> object:
-    """Return a value, or the attributes of a verdict."""
     ((kind, value),) = _attributes(body)
     return dict(_attributes(value)) if kind == _DATA else value
 

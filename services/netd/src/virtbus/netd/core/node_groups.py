@@ -30,7 +30,6 @@ class NodeGroupBook:
         """By key: the nonce of the bus on which the group was last seen."""
 
     def of(self, attachment: Attachment) -> tuple[GroupedNic, ...]:
-        """Return the interfaces of a VM that are isolated in some direction."""
         groups = self.of_vm(attachment)
         found = (_grouped(nic, groups) for nic in attachment.nics)
         return tuple(nic for nic in found if nic.isolated)
@@ -59,7 +58,6 @@ def _grouped(nic: Nic, groups: Sequence[NodeGroup]) -> GroupedNic:
 
 
 def _within(nic: Nic, groups: Sequence[NodeGroup]) -> Iterator[PeerRule]:
-    """Yield the rules for an interface until MATCHES_OF_A_VM is reached."""
     place, left = _place(nic), MATCHES_OF_A_VM
     for group in groups:
         for rule in group.spec.rules:

@@ -92,7 +92,6 @@ def plan_of(record: VmRecord) -> Attachment:
 
 
 def _refuse_other_kind(index: int, interface: Interface, network: str, kind: NicKind) -> None:
-    """Raise 400 if the binding of an interface needs a network of another kind."""
     if interface.binding is NicBinding.MACVTAP and kind is not NicKind.MACVTAP:
         message = f"'{network}' is no network of the kind macvtap; write bridge, or use another one"
     elif interface.binding is NicBinding.MASQUERADE and kind not in _TRANSLATING:

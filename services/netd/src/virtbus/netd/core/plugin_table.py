@@ -111,7 +111,6 @@ def plugin_rules(reach: ReachRules) -> tuple[nft.NftRule, ...]:
 
 
 def _sets(known: PluginGuests) -> tuple[nft.AddressSet, ...]:
-    """Return the sets of guests, gateways and name servers, each for IPv4 and IPv6."""
     named = ("guests", known.guests), ("gateways", known.gateways), ("servers", known.servers)
     return tuple(
         one

@@ -52,7 +52,6 @@ class Listener:
     inode: int
 
     def takes(self, lead: Lead) -> bool:
-        """Return True if packets to a published port may be meant for the socket."""
         port, mine = lead.port, lead.port.host_address
         if (self.protocol, self.port) != (port.protocol, port.host_port):
             return False

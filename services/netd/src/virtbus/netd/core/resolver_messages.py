@@ -34,7 +34,6 @@ class ResolverSite:
     """The path at which a later netd finds the process."""
 
     def text(self) -> str:
-        """Return the site as an argument of the process."""
         return json.dumps(asdict(self), sort_keys=True)
 
 

@@ -40,12 +40,10 @@ class UsedNics:
             self._publishing[uid] = publishing
 
     def drop(self, uid: str) -> None:
-        """Forget a VM, and release its addresses."""
         self._release(releases_of(uid, self._of.get(uid, ())))
         self._remove(uid)
 
     def recall(self) -> None:
-        """Load the releases that an earlier netd has stored."""
         if self._journal is not None:
             self._freed.add(self._journal.all())
 
@@ -87,11 +85,9 @@ class UsedNics:
         return self._on_network[_network(nic)]
 
     def addresses(self, nic: Nic) -> Collection[str]:
-        """Return the addresses in use on the network of `nic`, without prefixes."""
         return self._addresses.get(_network(nic), Counter())
 
     def freed(self, nic: Nic) -> Mapping[str, int]:
-        """Return the released addresses of the network of `nic`, with the order of release."""
         return self._freed.of(nic)
 
     def remembered(self, nic: Nic, uid: str) -> Nic:
@@ -105,7 +101,6 @@ class UsedNics:
         return self._on_host_link.get(name, {}).values()
 
     def publishing(self, but: str) -> list[Nic]:
-        """Return the interfaces with published ports of all VMs except `but`."""
         return [nic for uid, nics in self._publishing.items() if uid != but for nic in nics]
 
     def has_mac(self, mac: str, but: str) -> bool:

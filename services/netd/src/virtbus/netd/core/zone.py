@@ -56,7 +56,6 @@ class Zone:
         return f"{name}.{namespace}.{self.domain}"
 
     def meaning(self, labels: tuple[str, ...]) -> Meaning:
-        """Return the meaning of a name, given by its labels in lower case."""
         domain = tuple(self.domain.split("."))
         if labels[-len(domain) :] == domain:
             return _below(labels[: -len(domain)])
@@ -68,7 +67,6 @@ class Zone:
         return ReverseName(address, own, ".".join(labels[depth:]))
 
     def has(self, address: Address) -> bool:
-        """Return True for an address in the subnets of this host's built-in network."""
         return address in self.network or (self.network6 is not None and address in self.network6)
 
 
@@ -81,7 +79,6 @@ def _below(labels: tuple[str, ...]) -> VmName | ZoneName:
 
 
 def _reversed(labels: tuple[str, ...]) -> Address | None:
-    """Return the address of a name below in-addr.arpa or ip6.arpa; None for other names."""
     digits, end = labels[:-2], labels[-2:]
     try:
         if end == _REVERSE_4 and len(digits) == 4:

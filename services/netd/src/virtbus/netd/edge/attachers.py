@@ -55,7 +55,6 @@ class CniAttacher:
         return planned(nic, state)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure the rules for the addresses that the plugins gave."""
         del host, nics
         self.reach.sync()
 
@@ -63,14 +62,12 @@ class CniAttacher:
         """Do nothing: the plugins make all that is needed."""
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return messages about missing rules. With `mend`, restore the rules instead."""
         del nics
         if mend:
             self.reach.mend()
         return [] if mend else self.reach.faults()
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Remove the rules if there is no guest."""
         del left
         self.reach.tidy()
 
@@ -133,7 +130,6 @@ class Attachers:
             attacher.attach(host, vm.uid, own, netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool = False) -> list[str]:
-        """Return a message for each fault on the host. With `mend`, repair instead."""
         found: list[str] = []
         for attacher, own in self._grouped(nics):
             found += attacher.verify(own, mend=mend)

@@ -34,7 +34,6 @@ class AttachmentStore:
         self._lock = -1
 
     def close(self) -> None:
-        """Unlock the directory for another process."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -59,7 +58,6 @@ class AttachmentStore:
         part.replace(path)
 
     def sync(self, uid: str) -> None:
-        """Make the file of `uid` durable, so that it survives a power loss."""
         for path in (self._path(uid), self._directory):
             with opened(path) as fd:
                 os.fsync(fd)

@@ -46,7 +46,6 @@ class HostBridgeAttacher:
         """Do nothing: the bridge belongs to the host."""
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a veth pair for each interface, and make its host end a port of the bridge."""
         for nic in nics:
             link = self.segments.of(host, nic)
             wire, outer = names.wire_mac(uid, nic.index), names.outer_mac(uid, nic.index)

@@ -54,11 +54,9 @@ class BridgeMemo:
         self._path.unlink()
 
     def beside(self, name: str) -> Path:
-        """Return the memo file of another bridge of this netd."""
         return self._path.with_name(f"{_PREFIX}-{name}.json")
 
     def all(self) -> list[Path]:
-        """Return the existing memos of all bridges of this netd."""
         return sorted(self._path.parent.glob(f"{_PREFIX}*.json"))
 
 

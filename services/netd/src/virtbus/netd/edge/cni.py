@@ -168,7 +168,6 @@ class Cni:
             await self._run(CniVerb.STATUS, plugin["type"], given, environment, failed=_not_ready)
 
     async def check(self, uid: str, nic: Nic, state: CniState, netns: Path) -> list[str]:
-        """Run CHECK of the chained plugins. Return a message for each plugin that finds a fault."""
         found: list[str] = []
         if state.result is None or not has_verb(state.conflist, CniVerb.CHECK):
             return found

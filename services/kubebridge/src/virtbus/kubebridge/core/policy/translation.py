@@ -146,7 +146,6 @@ class _Translation:
 
     # --- rules ----------------------------------------------------------------------------
     def _all_rules(self, types: Collection[Direction]) -> Iterator[dict[str, Any]]:
-        """Yield the rules of virtbus for the policy, lazily."""
         for direction, some, field in (
             (Direction.INGRESS, self._policy.ingress, "ingress"),
             (Direction.EGRESS, self._policy.egress, "egress"),
@@ -195,7 +194,6 @@ class _Translation:
             groups[name] = None
 
     def _networks(self, peer: Peer, where: str) -> list[str]:
-        """Return the networks of an ipBlock without those in `except`."""
         try:
             network = ip_network(peer.cidr, strict=False)
             outs = [ip_network(text, strict=False) for text in peer.excepted]
@@ -234,7 +232,6 @@ class _Translation:
 
 
 def _conditions(selector: Selector) -> dict[str, Any]:
-    """Return a selector in the form of the bus, without the label that all VMs have."""
     return {
         "labels": {
             key: value

@@ -58,11 +58,9 @@ class Key(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return `namespace/name`, the key in stores."""
         return f"{self.namespace}/{self.name}"
 
     def of(self, kind: Kind) -> "Key":
-        """Return the key of the object that has the same name and another kind."""
         return Key(kind, self.namespace, self.name)
 
 

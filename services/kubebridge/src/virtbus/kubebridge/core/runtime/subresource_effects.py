@@ -111,7 +111,6 @@ class Verb(NamedTuple):
 
     @property
     def access(self) -> str:
-        """The verb of the SubjectAccessReview."""
         return "get" if self.method == "GET" else "update"
 
 

@@ -77,7 +77,6 @@ class Services:
         return {key}
 
     def slice_changed(self, key: Key) -> set[Key]:
-        """Update the indices of a slice; return its Services before and after the change."""
         before = self._of.pop(key.path, None)
         if before is not None:
             self._slices_of[before].discard(key.path)
@@ -90,7 +89,6 @@ class Services:
         return {one for one in (before, self._of.get(key.path)) if one is not None}
 
     def guest_changed(self, key: Key) -> set[Key]:
-        """Update a guest; return the Services that select it now or selected it before."""
         if key.namespace not in self._members:
             return set()
         changed = self._learn(key.namespace, key.path)
@@ -127,7 +125,6 @@ class Services:
         return [one for one in actions if self._is_new(key, one)]
 
     def _is_new(self, key: Key, action: Action) -> bool:
-        """Return False for a warning that repeats the last warning of its Service."""
         if not isinstance(action, RecordEvent):
             return True
         before, self._warned[key] = self._warned.get(key), action.message

@@ -177,7 +177,6 @@ def _seed(walked: Translation, need: Need, volume: Object, data: Mapping[str, by
 
 
 def _seeds_of(credential: Object) -> tuple[str, ...]:
-    """Return the kinds of seeds that get the keys of a credential."""
     ways = part(credential, "sshPublicKey", "propagationMethod")
     by_way = {"noCloud": "cloudInitNoCloud", "configDrive": "cloudInitConfigDrive"}
     return tuple(seed for way, seed in by_way.items() if at(ways, way) is not None)
@@ -194,7 +193,6 @@ def _keys(walked: Translation, need: Need, data: Mapping[str, bytes]) -> Iterato
 
 # --- files and logins --------------------------------------------------------------------------
 def _files(walked: Translation, need: Need, data: Mapping[str, bytes]) -> None:
-    """Turn each key into a file of the same name."""
     if need.use is Use.ANSWERS and not any(key.lower() in ANSWERS for key in data):
         _lacks(walked, need, " or ".join(sorted(ANSWERS)))
     wrong = [

@@ -48,7 +48,6 @@ def into(spec: Plain, *path: str) -> Plain:
 
 
 def _fixed(path: str, value: str) -> Default:
-    """Return a default for the text field `path`."""
     *above, name = path.split(".")
 
     def fill(spec: Plain) -> None:

@@ -217,7 +217,6 @@ def _networks(walked: Translation, vmi: Object, given: Given | None, prefix: str
 
 
 def _queues(walked: Translation, spec: Object, prefix: str) -> None:
-    """Give each virtio interface one queue per vCPU, if the manifest enables multiqueue."""
     devices = part(spec, "domain", "devices")
     if at(devices, "networkInterfaceMultiqueue") is not True:
         return
@@ -231,6 +230,5 @@ def _queues(walked: Translation, spec: Object, prefix: str) -> None:
 
 
 def _free(spec: Object) -> str:
-    """Return a name for the added seed that no volume of the manifest has."""
     taken = {text(volume, "name") for volume in items(spec, "volumes")}
     return next(name for n in range(len(taken) + 1) if (name := f"{SEED}{n or ''}") not in taken)

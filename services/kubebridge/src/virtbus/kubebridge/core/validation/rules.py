@@ -371,7 +371,6 @@ def _broken(rules: tuple[Rule, ...], value: Object, prefix: str) -> Iterator[Cau
 
 
 def _checked(value: Object, of: str) -> Iterator[tuple[str, Object]]:
-    """Yield the objects that a rule checks, with their paths."""
     if not of:
         yield "", value
         return

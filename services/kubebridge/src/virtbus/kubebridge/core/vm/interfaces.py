@@ -38,7 +38,6 @@ def follow(vm: Vm, vmi: Vmi | None) -> list[Action]:
 
 
 def _changed(wanted: Object, vmi: Vmi) -> dict[str, Any]:
-    """Return the changes of a VMI's spec; empty if nothing changes."""
     here = {text(one, "name"): one for one in vmi.interfaces}
     had = {text(nic, "name"): nic for nic in items(vmi.spec, *NICS)}
     due = {text(nic, "name"): nic for nic in items(wanted, *NICS)}

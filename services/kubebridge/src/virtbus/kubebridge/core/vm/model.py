@@ -24,7 +24,6 @@ class StateChange:
 
 
 def _strategy(spec: Any) -> RunStrategy:
-    """Return `spec.runStrategy` if it is valid; otherwise what `spec.running` means."""
     if not isinstance(spec, Mapping):
         return RunStrategy.HALTED
     if (strategy := spec.get("runStrategy")) in set(RunStrategy):

@@ -73,7 +73,6 @@ def reconcile(vm: Vm, vmi: Vmi | None, now: datetime, failed: str = "") -> list[
 
 
 def _follow(vm: Vm, vmi: Vmi | None, now: datetime, failed: str) -> list[Action]:
-    """Return the actions that the run strategy needs, and the write of a changed status."""
     do, requests = plan(vm, vmi)
     if do is Decision.START:
         return _start(vm, requests, now, failed)
@@ -92,7 +91,6 @@ def _follow(vm: Vm, vmi: Vmi | None, now: datetime, failed: str) -> list[Action]
 
 
 def _young_s(vm: Vm, vmi: Vmi | None, now: datetime) -> float:
-    """Return the remaining seconds before the first status of a VM is written; 0 if it is due."""
     if vmi is None or vmi.created is None or vm.status or printable(Pair(vm, vmi)) != "Starting":
         return 0.0
     # Clock skew or the one-second resolution of creationTimestamp can make the age negative.
@@ -164,7 +162,6 @@ def _report(
 
 
 def _message(vm: Vm, kind: str) -> str:
-    """Return the message of a condition in the VM's status; empty if the condition is missing."""
     return next((one.message for one in vm.conditions if one.type == kind), "")
 
 

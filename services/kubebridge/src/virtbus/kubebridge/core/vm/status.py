@@ -45,7 +45,6 @@ class Pair:
     failures: int | None = None
 
     def holds(self, kind: str, *, on: bool = True, reason: str = "") -> bool:
-        """Return True if the VMI's condition `kind` has the status `on` and the given reason."""
         return self.vmi is not None and any(
             one.type == kind and one.status == str(on) and reason in {"", one.reason}
             for one in self.vmi.conditions

@@ -62,7 +62,6 @@ def _asked_start(call: SubresourceCall, strategy: R, asked: dict[str, Any]) -> O
 
 
 def _grace_asked(call: SubresourceCall, name: str) -> int | Refusal | None:
-    """Return the grace in seconds from the option `name`; None without this option."""
     grace_s = call.options.get(name)
     if grace_s is None:
         return None
@@ -117,7 +116,6 @@ def _stop_of(call: SubresourceCall) -> dict[str, Any]:
 
 
 def _running(vm: Object, *, on: bool) -> JsonPatch:
-    """Change the strategy, in whichever of the fields `runStrategy` and `running` the VM has."""
     if at(vm, "spec", "runStrategy") is None:
         return _changed("vm", vm, ("spec", "running"), on)
     return _changed("vm", vm, ("spec", "runStrategy"), str(R.ALWAYS if on else R.HALTED))

@@ -127,7 +127,6 @@ class Orphans:
         return (key.of(VMI),) if due or (uid and self._views.marked(uid)) else ()
 
     def reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
-        """Return the actions for all VMs that have one `namespace/name`."""
         before, asked = dict(self.kept), tuple(self._references(key, inputs.time_s))
         read = text(inputs.references.get(key.of(VMI)), "metadata", "uid")
         there = read if asked else self._vmis.uid(key.path)
@@ -154,7 +153,6 @@ class Orphans:
         return actions
 
     def _checked(self, view: VmView, key: Key, there: str) -> list[Action]:
-        """Return the actions for a VM whose VMI the API server does not have."""
         ended = self._vmis.ended(view.uid)
         found = orphan(view, there, self._cluster, ended=ended)
         actions: list[Action] = [found] if found is not None else []

@@ -171,7 +171,6 @@ def is_relabelled(vmi: Vmi, view: VmView) -> bool:
 
 
 def _labels(wanted: Mapping[str, str], view: VmView) -> dict[str, str]:
-    """Return the labels of the VMI, with the VM's values of the labels in ADDED."""
     own = {key: value for key, value in view.labels.items() if key in ADDED}
     return {key: value for key, value in wanted.items() if key not in ADDED} | own
 
@@ -198,7 +197,6 @@ def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> 
 
 
 def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
-    """Delete the VM, and remove the VMI's finalizer once the VM is certainly gone."""
     if seen.gone:
         if VMI_FINALIZER in vmi.finalizers:
             kept = [one for one in vmi.finalizers if one != VMI_FINALIZER]
@@ -216,7 +214,6 @@ def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
 
 
 def _tell(vmi: Vmi, seen: Seen, now: datetime, retried: str, plan: list[Action]) -> None:
-    """Write the status and the label of the node, in one patch. Record Events."""
     after_status = status(vmi, seen, now, retried)
     patch: dict[str, Any] = {}
     if after_status != vmi.status:
@@ -288,7 +285,6 @@ class Instances(NamedTuple):
     cluster: str
 
     def controller(self) -> Controller:
-        """Return the controller of VMIs. A VMI and its VM on the bus have the same name and uid."""
         watches = (KeyMapping(VMI), KeyMapping(BUS_VM), KeyMapping(GUEST_AGENT))
         return Controller(VMI, self._reconcile, watches, self._references, workers=32)
 

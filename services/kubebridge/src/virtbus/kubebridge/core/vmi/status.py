@@ -148,7 +148,6 @@ def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[New
 
 
 def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
-    """Return the reason why a VMI is not ready, in KubeVirt's words, and the message."""
     if runs:
         return TERMINATING, "the guest is shut down"
     if view is None or view.node == UNPLACED:
@@ -157,7 +156,6 @@ def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
 
 
 def _troubles(seen: Seen, retried: str) -> Iterator[NewCondition]:
-    """Yield the conditions that explain why the VM is not placed or not started."""
     view = seen.view
     if seen.waits or seen.refused is not None:
         message = seen.waits or (seen.refused.message if seen.refused else "")

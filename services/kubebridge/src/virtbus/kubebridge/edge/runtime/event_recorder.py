@@ -63,7 +63,6 @@ class EventRecorder:
             self.dropped += 1
 
     async def run(self) -> None:
-        """Send until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(SENDERS):
                 group.create_task(self._send())
@@ -111,7 +110,6 @@ class EventRecorder:
         return True
 
     def _may(self, uid: str, now_s: float) -> bool:
-        """Take one token of the object. Return False if none is left."""
         tokens, at_s = self._tokens.get(uid, (BURST, now_s))
         tokens = min(BURST, tokens + (now_s - at_s) / REFILL_S)
         self._tokens[uid] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now_s)

@@ -159,7 +159,6 @@ class Executor:
             raise EndedError(CONFLICT_S) from None
 
     async def _patch(self, action: Patch, key: Key, read: Json) -> None:
-        """Patch the object at the version that was read, and keep the new version."""
         changes = operations(read, action.changes)
         kind, namespace, name = key
         try:

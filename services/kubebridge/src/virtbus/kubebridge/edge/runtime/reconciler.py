@@ -132,7 +132,6 @@ class Reconciler:
             group.create_task(self._resync())
 
     def list_again(self) -> None:
-        """List all kinds again, because the API server was restored to an older state."""
         log.warning(
             "the API server seems restored to an older state; listing all objects again",
             extra={"code": "cluster_restored"},

@@ -60,7 +60,6 @@ class References:
             self._add(who)  # a running watch may have reported a change before this call
 
     async def run(self) -> None:
-        """Start and end watches until cancelled."""
         async with background() as tasks:
             while True:
                 await self._changed.wait()

@@ -80,7 +80,6 @@ class Reflector:
                 await asyncio.sleep(pause_s)
 
     def list_again(self) -> None:
-        """End the watch and list all objects, because the API server was restored."""
         self._version = ""
         self._objects.restored()
         lasts, self._lasts = self._lasts, None
@@ -96,7 +95,6 @@ class Reflector:
             self._lasts = None
 
     async def _list(self) -> None:
-        """List and store all objects. Remove stored objects that are missing in the list."""
         seen: set[str] = set()
         version = ""
         async for page in self._cluster.pages(self._kind, self._scope):

@@ -46,7 +46,6 @@ class ObjectStore:
         return None if stored is None else json.loads(stored.body)
 
     def uid(self, name: str) -> str:
-        """Return the uid of the object; empty if the object does not exist."""
         stored = self._stored.get(name)
         return "" if stored is None else stored.uid
 
@@ -82,17 +81,14 @@ class ObjectStore:
         return uid in self._ended
 
     def deleted(self, obj: Object) -> None:
-        """Remove an object that a watch reported as deleted."""
         self._ended[text(obj, "metadata", "uid")] = None
         self.drop(key(obj))
 
     def drop(self, name: str) -> None:
-        """Remove an object that is deleted, or missing in a list."""
         if self._stored.pop(name, None) is not None:
             self.notify(name)
 
     def retain(self, names: set[str]) -> None:
-        """Remove all objects that are missing in `names`, a complete list."""
         for name in self._stored.keys() - names:
             self.drop(name)
 

@@ -74,7 +74,6 @@ class VmInformer:
         return tuple(self._named.get(path, ()))
 
     def ended(self, uid: str) -> None:
-        """Remove the VM, and remember that it is certainly gone."""
         self._drop(uid)
         self._gone[uid] = None
 
@@ -95,7 +94,6 @@ class VmInformer:
         self._named.setdefault(path, set()).add(uid)
 
     def _drop(self, uid: str) -> str:
-        """Remove a VM. Return its `namespace/name`, or an empty string."""
         path, _ = self._views.pop(uid, ("", b""))
         if path:
             self._named[path].discard(uid)
@@ -105,7 +103,6 @@ class VmInformer:
 
     # --- following ------------------------------------------------------------------------
     async def run(self) -> None:
-        """Watch until cancelled, also across failures of the bus."""
         while True:
             try:
                 await self._follow()
@@ -114,7 +111,6 @@ class VmInformer:
             await asyncio.sleep(next(self._pauses))
 
     async def _follow(self) -> None:
-        """Run one watch, from a full list to its end."""
         loop, want = asyncio.get_running_loop(), VmWatch(labels={CLUSTER: self._cluster})
         listed: set[str] = set()
         renewal, renewed_s = "", loop.time()

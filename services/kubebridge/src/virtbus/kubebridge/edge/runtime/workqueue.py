@@ -72,7 +72,6 @@ class WorkQueue:
         return not self._queued and not self._busy
 
     def add(self, key: Key) -> None:
-        """Queue a key after a change."""
         rest_s = self._rest_until_s.get(key, 0.0) - asyncio.get_running_loop().time()
         self._add(key, max(rest_s, self._lanes[key.kind].gather_s))
 
@@ -137,7 +136,6 @@ class WorkQueue:
 
     # --- time -----------------------------------------------------------------------------
     def _later(self, key: Key, after_s: float) -> None:
-        """Set the timer of a key, if the key has no earlier timer."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:

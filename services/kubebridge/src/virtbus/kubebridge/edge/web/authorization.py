@@ -36,7 +36,6 @@ class Authorization:
         self._allowed: Recent[tuple[User, str, SubresourceTarget], float] = Recent(ALLOWED_MAX)
 
     async def follow(self) -> None:
-        """Keep the front proxy's configuration up to date until cancelled."""
         while True:
             found = await self.look()
             await asyncio.sleep(LOOK_S if found else AGAIN_S)
@@ -70,7 +69,6 @@ class Authorization:
         return user
 
     def is_front_proxy(self, request: web.Request) -> bool:
-        """Return True if the client showed the front proxy's certificate."""
         return self._proxy.is_it(request.get_extra_info("peercert"))
 
     async def may(self, user: User, method: str, target: SubresourceTarget) -> None:

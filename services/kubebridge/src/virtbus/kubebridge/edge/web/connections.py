@@ -47,7 +47,6 @@ class Connections:
             one.asked = True
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled."""
         await accept(listener, self._shares, self._greeted, self._sweep)
 
     async def _greeted(self, connection: socket.socket, source: str) -> None:

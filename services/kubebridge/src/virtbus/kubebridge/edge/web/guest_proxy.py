@@ -55,7 +55,6 @@ class Guests:
     async def stream(
         self, request: web.Request, effect: effects.GuestStream, owner: str
     ) -> web.StreamResponse:
-        """Answer with a websocket or a picture. Return when the stream has ended."""
         if effect.what == "screenshot":
             async with self._opened(effect, owner) as stream:
                 return await _picture(request, stream)
