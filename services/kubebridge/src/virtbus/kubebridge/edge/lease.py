@@ -5,8 +5,8 @@ read (ADR 0026). The election only avoids conflicting writes. A bridge that cann
 continues to lead until another bridge has the Lease. A bridge without permission for Leases leads
 without a Lease.
 
-The Lease also shows that an API server was restored to an older state: the version of the Lease is
-then lower than at the last read.
+After an API server was restored to an older state, the version of the Lease is lower than at the
+last read. By this, a bridge detects the restore.
 """
 
 import asyncio

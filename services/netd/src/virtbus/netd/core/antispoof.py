@@ -1,18 +1,18 @@
 """Anti-spoofing filter of a guest's tap (NET-06), as nftables rules.
 
-The filter is a chain at the tap's ingress, so it sees every frame before any bridge. It drops all
-frames that no rule allows, such as VLAN, STP and LLDP, and IPv6 of a guest without IPv6 addresses.
-The chain also drops DHCP requests and router solicitations of the guest, because netd's packet
-socket on the tap reads them before this hook. All guests share the resolver's TCP listener, so
-packets to it are limited in rate.
+The filter is a chain at the tap's ingress, so it sees every frame before any bridge. All frames
+that no rule allows are dropped. Examples are VLAN, STP and LLDP, and IPv6 of a guest without IPv6
+addresses. The chain also drops DHCP requests and router solicitations of the guest, because netd's
+packet socket on the tap reads them before this hook. All guests share the resolver's TCP listener,
+so packets to it are limited in rate.
 
 The kernel compares a frame with each rule up to the rule that decides. To save comparisons, the
 first rules accept most TCP packets, which later rules would also accept.
 
 This host does not route the frames of some guests: guests on a segment, and guests whose CNI
 plugins made a link past the host. Their chains also drop packets to hosts of the fleet (ADR 0036).
-If the network of a segment has no subnet, the guest uses the segment's DHCP server: it sends
-requests by broadcast, and gets its address from this server.
+If the network of a segment has no subnet, the guest gets its address from the segment's DHCP
+server, to which it sends requests by broadcast.
 """
 
 import hashlib
@@ -69,16 +69,16 @@ Rules = list[tuple[str, tuple[bytes, ...]]]
 
 
 def refusals(tap: Tap) -> list[str]:
-    """Return the labels of a tap's counting rules, in order. One rule at most counts a packet."""
+    """Return the labels of a tap's counting rules, in order. A packet is counted at most once."""
     return [label for label, _ in _rules(tap) if label]
 
 
 def _rules(tap: Tap) -> Rules:
     """Return the rules of a tap, which accept ARP and IP from its MAC and addresses.
 
-    The last rule and the policy of the chain drop everything else. Dropped packets are counted,
-    with three exceptions: requests that netd answers (DHCP, DHCPv6, router solicitations), packets
-    with extension headers of IPv6, and TCP above the resolver's limit.
+    The last rule and the policy of the chain drop everything else. Dropped packets are counted.
+    Three kinds are not counted: requests that netd answers (DHCP, DHCPv6, router solicitations),
+    packets with extension headers of IPv6, and TCP above the resolver's limit.
     """
     raw = mac_bytes(tap.mac)
     accept = nft.verdict(nft.NftVerdict.ACCEPT)

@@ -36,7 +36,7 @@ class CniPlace(NamedTuple):
 def chosen_version(conf: dict[str, Any]) -> str:
     """Return the version for the plugins of a conflist.
 
-    This is `cniVersion`, or a higher version in `cniVersions` that netd supports.
+    The result is the highest of `cniVersion` and the supported versions in `cniVersions`.
     """
     offered = conf.get("cniVersions")
     known = [one for one in SUPPORTED if isinstance(offered, list) and one in offered]

@@ -110,8 +110,8 @@ def nat_table(nics: Sequence[Nic]) -> list[NetlinkCall]:
 def _translated(nic: Nic) -> Iterator[nft.NftRule]:
     """Yield the rules that rewrite addresses or drop packets from outside to the guest's network.
 
-    Only here can these packets be dropped, because `forward` accepts every connection that counts
-    as rewritten. To the kernel, a changed identifier is enough for that.
+    These packets must be dropped here, because `forward` accepts every connection that the kernel
+    calls rewritten. The kernel calls a connection rewritten even if only an identifier changed.
     """
     for ends, outer in _pairs(nic):
         guest = ends.guest.ip

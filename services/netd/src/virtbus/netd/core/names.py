@@ -75,8 +75,8 @@ def wire_mac(uid: str, index: int) -> str:
 def outer_mac(uid: str, index: int) -> str:
     """Return the MAC of a host end on a bridge of the host.
 
-    A bridge without a MAC of its own takes the lowest MAC of its ports. This MAC is high, so the
-    bridge does not take it.
+    A bridge without a MAC of its own takes the lowest MAC of its ports. The returned MAC is too
+    high for that.
     """
     return "fe:" + wire_mac(uid, index)[3:]
 

@@ -82,8 +82,8 @@ def changed_guests(bridge: str, known: PluginGuests, there: PluginGuests) -> lis
 def plugin_rules(reach: ReachRules) -> tuple[nft.NftRule, ...]:
     """Return the rules of the table, which match guests by sets of their addresses.
 
-    The rules limit these guests as `host_table` limits the guests of its bridge. They leave packets
-    to addresses that are not closed to the plugins' network policy.
+    The rules limit these guests as `host_table` limits the guests of its bridge. Packets to other
+    addresses than closed ones get no verdict, because the plugins' network policy may drop them.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     hosts, hosts6 = reach_rules.host_sets(reach)

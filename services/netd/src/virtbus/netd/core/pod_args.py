@@ -17,8 +17,8 @@ _UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 def pod_args(record: VmRecord) -> dict[str, str]:
     """Return the words of CNI_ARGS for the pod of a VM; empty if the VM is not a pod.
 
-    The pod's name and uid must have only characters that Kubernetes permits: `;` could add further
-    words. Otherwise, the result is empty.
+    If the pod's name or uid has a character that Kubernetes forbids, such as `;`, the result is
+    also empty. A `;` could add further words.
     """
     name, uid = (record.annotations.get(key, "") for key in (POD_NAME, POD_UID))
     if not (node_of(record.owner) and _NAME.fullmatch(name) and _UID.fullmatch(uid)):

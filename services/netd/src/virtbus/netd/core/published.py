@@ -41,7 +41,7 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A socket of the host. It takes packets at one address, or at any (`0.0.0.0`, `::`).
+    """A socket of the host, at one address or at any address (`0.0.0.0`, `::`).
 
     A socket of `::` also takes packets of IPv4, if its program has not refused IPv4.
     """

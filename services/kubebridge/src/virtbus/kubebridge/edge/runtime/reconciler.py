@@ -109,8 +109,8 @@ class Reconciler:
     def _changed(self, source: Kind, path: str, *, own: bool = False) -> None:
         """Queue the keys of a changed object. An error in one mapping does not stop the others.
 
-        If the change is the bridge's `own` write, no key of the same kind is queued, because the
-        controller of that kind made the write.
+        For the bridge's `own` write, no key of the same kind is queued: the controller of that kind
+        made the write.
         """
         for kind, watch in self._watches[source]:
             if own and kind == source:

@@ -75,7 +75,7 @@ class ObjectStore:
     def ended(self, uid: str) -> bool:
         """Return True if the object's end was reported: by a deletion timestamp or a DELETED event.
 
-        An object that is only missing in a list has not ended for certain: the API server may have
+        An object that is only missing in a list may still exist, because the API server may have
         been restored to an older state.
         """
         return uid in self._ended

@@ -1,8 +1,8 @@
 """Cache of this cluster's VMs, from virtbus' own watch.
 
 A VM that is missing here may exist, because the list may come from a controller that lags behind.
-A VM is certainly gone in three cases: a delete did not find it, its create was refused because its
-uid is deleted, or the watch reported its end.
+A VM is certainly gone if the watch reported its end. The same holds if a delete did not find it,
+or if its create was refused because its uid is deleted.
 """
 
 import asyncio
