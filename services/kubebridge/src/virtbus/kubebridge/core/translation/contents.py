@@ -96,7 +96,7 @@ Key = tuple[str, str]
 def fill(walked: Translation, spec: Object, given: Given, prefix: str) -> dict[str, list[Key]]:
     """Put the contents into the translated VM. Return the SSH keys by kind of seed.
 
-    The caller writes the keys, since a seed may have to be added for them.
+    The caller writes the keys, because it may first add a seed.
     """
     keys: dict[str, list[Key]] = {seed: [] for seed in SEEDS}
     for need in needs(spec, prefix):
