@@ -1,4 +1,4 @@
-"""Wires the bridge and runs its loops: reconcilers, watches, and the aggregated API."""
+"""The bridge as a service: wires its objects and runs their loops."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ class Bridge:
         self.settings = settings
         self.instance = f"{settings.node}-{bus.sources.uuid7()[-12:]}"
         self.leads = asyncio.Event()
-        """Set while this bridge leads. Only the leader reconciles, except for the certificates."""
+        """Set while this bridge leads. Only the leader reconciles, except for certificates."""
         self.views = VmInformer(bus, name)
         self.recorder = EventRecorder(cluster, self.instance, bus.sources)
         self.reconciler = Reconciler(cluster, bus, self.views, self.recorder, self.leads)
@@ -51,7 +51,6 @@ class Bridge:
         self.reconciler.add_lane(SECRET, self.certificates.lane(), ())
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         settings, sources = self.settings, self.bus.sources
         accepted = self.site.asking.is_front_proxy if settings.webhook_certificate else None
         lease = LeaseHolder(
@@ -73,14 +72,13 @@ class Bridge:
             await asyncio.get_running_loop().create_future()
 
     def _not_ready(self) -> str:
-        """Return the reason why the bridge is not ready, or an empty string."""
         if not self.reconciler.synced(VM, VMI, BUS_VM):
             return "the initial lists are not complete yet"
         return "" if self.bus.connected else "the bus is away"
 
 
 async def name_of(cluster: KubernetesApi, settings: Settings) -> str:
-    """Return the name that labels this cluster's VMs on a bus that several clusters may share."""
+    """Return the name that labels this cluster's VMs. Several clusters may share a bus."""
     while not settings.cluster:
         try:
             namespace = await cluster.get(NAMESPACE, NAMED_BY)

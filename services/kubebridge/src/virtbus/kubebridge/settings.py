@@ -1,4 +1,4 @@
-"""Declares the bridge's settings."""
+"""Settings of the bridge."""
 
 from pathlib import Path
 from typing import ClassVar

@@ -1,8 +1,8 @@
 """Makes, removes and recovers the networks of this node's VMs.
 
-Work is serial per VM, and parallel across VMs. To survive a crash, the state file is written before
-anything is made and removed after everything else, and the tap comes up last. So every namespace of
-this netd has a state file. Namespaces without a state file belong to another netd, and stay.
+Work is serial per VM, and parallel across VMs. To survive a crash, the state file is written first
+and removed last, and the tap comes up last. Every namespace of this netd therefore has a state
+file. A namespace without a state file belongs to another netd, and stays.
 """
 
 import asyncio
@@ -61,8 +61,8 @@ class Attachments:
     async def ensure(self, record: VmRecord, begun: Begun = silent) -> NetReady:
         """Make the network that `record` needs, or return an existing one at once.
 
-        `begun` is called when the MACs are known and a CNI plugin is about to run. If the build
-        fails, only the addresses are kept.
+        `begun` is called when the MACs are known and a CNI plugin is about to run. A failed build
+        keeps only the addresses.
 
         Raises:
             VirtbusError: 503 while recovering. 409 for an older or released epoch, for a MAC in
@@ -91,7 +91,7 @@ class Attachments:
             return await self._make(plan, known, begun)
 
     async def _serves(self, entry: NetworkEntry, plan: Attachment) -> bool:
-        """Update a network that equals `plan` or is in use; return False to have it made again."""
+        """Update a network that is in use or equals `plan`; return False to make it again."""
         attachment = entry.attachment
         if not await self._builder.found(attachment):
             return False
@@ -107,7 +107,7 @@ class Attachments:
         after = changed(attachment, wanted) if in_use else attachment
         update = {one: getattr(plan, one) for one in ("epoch", "generation", "labels", "owner")}
         tuned = after.tuned_as(wanted).model_copy(update=update)
-        if tuned.joined.nics != attachment.joined.nics:  # tune first: after a crash it is repeated
+        if tuned.joined.nics != attachment.joined.nics:  # before `_keep`: a crash repeats this step
             await self._builder.tune(tuned.joined)
         entry.relabelled |= tuned.labels != attachment.labels
         if tuned != attachment:
@@ -116,7 +116,6 @@ class Attachments:
         return True
 
     async def _guard_relabelled(self, entry: NetworkEntry) -> None:
-        """Apply the rules for new labels. If that fails, the next call applies them."""
         if entry.relabelled and entry.attachment.joined.nics:
             await self._builder.guard(entry.attachment.joined)
         entry.relabelled = False
@@ -128,7 +127,7 @@ class Attachments:
             entry = self._entries.get(want.uid)
             check_epoch(want.uid, want.epoch, entry.attachment if entry is not None else None)
             async with self.host_side:
-                pass  # wait while a bridge is removed; later removals see this interface
+                pass  # wait until no bridge is being removed; later removals see this interface
             done = await self._hot.change(entry, want, self._used, self._keep)
         await self._replug_new()
         self.untidy.set()  # a drop may have removed the bridge's last interface
@@ -155,11 +154,11 @@ class Attachments:
     async def _build(self, entry: NetworkEntry, begun: Begun) -> None:
         attachment = entry.attachment
         if not attachment.nics:
-            self._doors.files.remove(attachment.uid)  # written when the VM had interfaces
+            self._doors.files.remove(attachment.uid)  # the VM had interfaces before
             self.untidy.set()
             return
         async with self.host_side:
-            pass  # wait while a bridge is removed; later removals see this VM
+            pass  # wait until no bridge is being removed; later removals see this VM
         self._keep(entry, attachment)
         if attachment.has_cni:
             await self._builder.with_cni(
@@ -171,7 +170,7 @@ class Attachments:
         await self._replug_new()
 
     async def _abandon(self, entry: NetworkEntry) -> None:
-        """Remove a failed attachment; its file keeps the addresses for the next attempt."""
+        """Remove a failed attachment. Its file keeps the addresses for the next attempt."""
         attachment = entry.attachment
         try:
             await self._builder.unmake(attachment)
@@ -185,7 +184,7 @@ class Attachments:
         self._keep(entry, attachment.model_copy(update={"nics": nics}))
 
     async def amend(self, uid: str, change: Callable[[Attachment], Attachment]) -> NetReady | None:
-        """Change a ready network and apply its filters; return its state if `change` changed it."""
+        """Change a ready network and apply its filters. Return its state if `change` changed it."""
         async with self._locks.of(uid):
             entry = self._entries.get(uid)
             if entry is None or entry.phase is not NetPhase.READY:
@@ -205,9 +204,9 @@ class Attachments:
         With `unused`, refuse if a guest uses the network, and permit `ensure` for the same epoch.
 
         Raises:
-            VirtbusError: 409 for an older epoch. 503 `network_used`: a guest uses the network. The
-                errors of `Builder.unmake`: the state file stays, so that a further release tries
-                again. With `forced`, the third and later failures of `unmake` are not raised.
+            VirtbusError: 409 for an older epoch. 503 `network_used`: a guest uses the network.
+                Errors of `Builder.unmake`: the state file stays, so a further release tries again.
+                With `forced`, only the first two failures of `unmake` are raised.
         """
         self.refuse_while_recovering()
         async with self._locks.of(uid):
@@ -219,7 +218,7 @@ class Attachments:
                 return False
             if unused and await self._builder.runs(uid):
                 raise entry.used
-            if entry.attachment.has_cni:  # after a crash, `recover` removes the rest
+            if entry.attachment.has_cni:  # after a crash, `recover` removes the remaining resources
                 self._keep(entry, entry.attachment.model_copy(update={"made": False}))
             try:
                 await self._builder.unmake(entry.attachment)
@@ -259,7 +258,7 @@ class Attachments:
         """Remove host bridges, published ports and host links that no VM needs any more.
 
         The kernel frees namespaces asynchronously. A link that still exists at the second call is
-        deleted, because a process may hold its namespace. Before the recovery's end, do nothing.
+        deleted, because a process may hold its namespace. During the recovery, do nothing.
         """
         self.untidy.clear()
         if self.recovering:
@@ -272,14 +271,13 @@ class Attachments:
             await in_thread(lambda: self._doors.attachers.detach(self.nics()))
 
     async def _replug_new(self) -> None:
-        """Attach every host link again if a bridge was made: a new bridge has no links of VMs."""
+        """Attach every host link again if a bridge was made. A new bridge has no links of VMs."""
         times_made = self._doors.attachers.bridges.times_made()
         if self._bridge_seen != times_made:
             self._bridge_seen = times_made
             await self.replug()
 
     async def replug(self) -> None:
-        """Attach every host link again, after the bridge was deleted and made again."""
         if nics := [nic for each in self.ready() for nic in each.joined.nics]:
             await in_thread(lambda: self._doors.attachers.verify(nics, mend=True))
 
@@ -299,8 +297,8 @@ class Attachments:
     async def recover(self) -> None:
         """Compare state files and host: adopt complete networks, finish or remove others.
 
-        virtbus namespaces without a state file belong to another netd on this host:
-        they are logged once, and stay. Requests are refused until this has returned.
+        virtbus namespaces without a state file belong to another netd on this host. They are logged
+        once, and stay. Requests are refused until this method has returned.
 
         Raises:
             VirtbusError: 409 `netd_running`, `bridge_in_use`; 422 `state_newer`, `state_older`.
@@ -347,7 +345,6 @@ class Attachments:
                 entry.settle(NetPhase.READY)
 
     def resources(self) -> dict[str, tuple[str, ...]]:
-        """Return the resources of this netd by uid, such as `netns vb-<uid>`."""
         there = set(self._doors.namespaces.names())
         found = {}
         for uid, entry in self._entries.items():
@@ -358,11 +355,9 @@ class Attachments:
         return found
 
     def state_of(self, uid: str) -> NetReady | None:
-        """Return the state of the network of `uid`; None if there is none."""
         return self.look(uid)[1]
 
     def look(self, uid: str) -> tuple[Attachment | None, NetReady | None]:
-        """Return the network of `uid` and its state; both are None if there is no network."""
         entry = self._entries.get(uid)
         return (None, None) if entry is None else (entry.attachment, entry.ready())
 
@@ -372,19 +367,17 @@ class Attachments:
         self._doors.files.write(attachment)
 
     def ready(self) -> list[Attachment]:
-        """Return the networks whose phase is ready."""
         return [each.attachment for each in self._entries.values() if each.phase is NetPhase.READY]
 
     def begun(self) -> set[str]:
-        """Return the uids of networks that are being built."""
         return {uid for uid, each in self._entries.items() if each.phase is NetPhase.BEGUN}
 
     def nics(self) -> list[Nic]:
-        """Return the interfaces of all networks. Any thread may call."""
+        """Return the interfaces of all networks. Safe in any thread."""
         return [nic for entry in list(self._entries.values()) for nic in entry.attachment.nics]
 
     def _guests(self) -> list[Nic]:
-        """Return the interfaces of networks that are ready or being built. Any thread may call."""
+        """Return the interfaces of networks that are ready or being built. Safe in any thread."""
         there = NetPhase.READY, NetPhase.BEGUN
         entries = (each for each in list(self._entries.values()) if each.phase in there)
         return [nic for each in entries for nic in each.attachment.joined.nics]
@@ -394,7 +387,6 @@ class Attachments:
         return {nic.host_link for nic in self.nics()} | self._late_links.known()
 
     def refuse_while_recovering(self) -> None:
-        """Raise 503 `recovering` until the host was compared with the state files."""
         if self.recovering:
             message = "netd is comparing its state with the host; try again in a second"
             raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=500)

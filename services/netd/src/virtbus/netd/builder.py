@@ -1,4 +1,4 @@
-"""Makes and removes the network of one VM, through the objects that act on the host."""
+"""Makes and removes the network of one VM on the host."""
 
 import asyncio
 import logging
@@ -34,13 +34,12 @@ log = logging.getLogger(__name__)
 Begun = Callable[[NetReady], Awaitable[None]]
 """Called when the MACs of a network are known, and a CNI plugin is about to run."""
 BUILDS_AT_ONCE = 8
-"""Maximum number of networks that are built at once. More would only wait for the kernel's rtnl
-lock."""
+"""Maximum number of networks that are built at once. The kernel's rtnl lock would delay more."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPorts:
-    """The objects through which netd acts on the host. Most are of the package `edge`."""
+    """The objects through which netd acts on the host."""
 
     namespaces: Namespaces
     bridge: HostBridge
@@ -55,13 +54,13 @@ class HostPorts:
 
 
 async def silent(_ready: NetReady) -> None:
-    """Do nothing: a `Begun` for callers that send no report."""
+    """The `Begun` of callers that send no report."""
 
 
 class Builder:
     """Makes, completes and removes networks.
 
-    Every method may be cancelled; the next call completes or removes partial results.
+    Every method may be cancelled. The next call completes or removes partial results.
     """
 
     def __init__(self, doors: HostPorts, site: DhcpSettings) -> None:
@@ -73,11 +72,10 @@ class Builder:
         self.insistent = self._chains.insistent
 
     def stands(self, attachment: Attachment) -> bool:
-        """Return True if the namespace exists, or if none is needed."""
         return not attachment.joined.nics or self._doors.namespaces.exists(attachment.netns)
 
     async def found(self, attachment: Attachment) -> bool:
-        """Ensure that the namespace has its name; return False if it is gone.
+        """Ensure that the namespace has its name; return False if the namespace is gone.
 
         A namespace whose name was removed still exists while a guest or a DHCP socket is in it.
         """
@@ -96,7 +94,7 @@ class Builder:
         return True
 
     async def mend(self, attachment: Attachment) -> list[str]:
-        """Complete an existing network; return messages about parts that were missing.
+        """Complete an existing network; return a message about each missing part.
 
         Raises:
             VirtbusError, OSError: the network cannot be completed, for example because its CNI
@@ -110,7 +108,7 @@ class Builder:
         return faults
 
     async def tune(self, attachment: Attachment) -> None:
-        """Apply the link states and limits of `attachment`. Raises VirtbusError."""
+        """Apply the link states and limits. Raises VirtbusError."""
         try:
             await in_thread(lambda: self.links.tune(attachment))
         except OSError as error:
@@ -121,11 +119,9 @@ class Builder:
         await in_thread(lambda: self.links.guard(attachment))
 
     async def runs(self, uid: str) -> bool:
-        """Return True while an emulator runs this VM."""
         return bool(await in_thread(lambda: self._doors.emulators.running({uid})))
 
     async def end_plugins(self, attachments: Iterable[Attachment]) -> None:
-        """End the CNI plugins of these VMs that an earlier netd left running."""
         uids = {attachment.uid for attachment in attachments if attachment.has_cni}
         if not uids:
             return
@@ -134,7 +130,6 @@ class Builder:
             log.warning("a plugin of an earlier netd ended", extra={"code": "cni_left", "pid": pid})
 
     async def completes(self, attachment: Attachment) -> bool:
-        """Run `mend`; return True on success."""
         try:
             await self.mend(attachment)
         except (VirtbusError, OSError) as error:
@@ -144,12 +139,10 @@ class Builder:
         return True
 
     async def built_in(self, attachment: Attachment) -> None:
-        """Make or complete a network without CNI interfaces.
-
-        The state file of the VM is durable afterwards.
+        """Make or complete a network without CNI interfaces. The state file is durable afterwards.
 
         Raises:
-            VirtbusError: the errors of `PublishedPorts.claim`, if a published port is not free. The
+            VirtbusError: the errors of `PublishedPorts.claim`, if a published port is in use. The
                 errors of `GuestLinks.build`.
             OSError: an error of the kernel.
         """
@@ -173,7 +166,7 @@ class Builder:
     ) -> None:
         """Make a network with CNI interfaces.
 
-        `begun` is awaited before the first plugin runs, unless plugins of one of the networks are
+        `begun` is awaited before the first plugin runs. It is skipped if plugins of a network are
         known to choose the MAC.
 
         Raises:
@@ -196,11 +189,12 @@ class Builder:
         return before
 
     async def connect(self, attachment: Attachment, nic: Nic, keep: Keep) -> Attachment:
-        """Run the CNI plugins of one interface of a running guest, unless they have run already.
+        """Run the CNI plugins of one interface of a running guest, if they have not run yet.
 
         Raises:
-            VirtbusError: the errors of `with_cni`. After an error, the plugins have been undone,
-                unless a plugin also failed on DEL.
+            VirtbusError: the errors of `with_cni`. The plugins have then been undone, or DEL
+            failed,
+                too.
         """
         if nic.cni is None or nic.cni.result is not None:
             return attachment
@@ -213,8 +207,8 @@ class Builder:
         """Stop passt of one interface, or run DEL of its CNI plugins.
 
         Raises:
-            VirtbusError: 500 `cni_failed`: a plugin failed on DEL. 500 `passt_stays`: passt did not
-                end.
+            VirtbusError: 500 `cni_failed`: a plugin failed on DEL. 500 `passt_stays`: passt still
+                runs.
         """
         if nic.binding is NicBinding.PASST:
             passt = self._doors.attachers.passt
@@ -229,8 +223,8 @@ class Builder:
     async def adopt(self, attachment: Attachment, *, keeps_running: bool = False) -> None:
         """Complete a network whose CNI links exist, and serve DHCP in it.
 
-        Interfaces that are pending are left alone. `keeps_running` is as in `GuestLinks.build`. A
-        caller that adds an interface does not set it.
+        Pending interfaces are left alone. `keeps_running` is as in `GuestLinks.build`. A caller
+        that adds an interface leaves it False.
         """
         joined = attachment.joined
 
@@ -256,8 +250,8 @@ class Builder:
         The kernel frees the namespace a little later.
 
         Raises:
-            VirtbusError: 500 `cni_failed`: a plugin failed on DEL. 500 `passt_stays`: passt did not
-                end. All other parts of the network are gone even after an error.
+            VirtbusError: 500 `cni_failed`: a plugin failed on DEL. 500 `passt_stays`: passt still
+                runs. Even after an error, everything else of the network is gone.
         """
         self._doors.dhcp.stop(attachment.uid)
         self._doors.resolver.stop(attachment.uid)
@@ -280,7 +274,7 @@ class Builder:
 async def write_ports(write: Callable[[], None]) -> bool:
     """Write the table of published ports; return False if that failed.
 
-    A failure is only logged: if the kernel refuses the table, netd must still serve other VMs.
+    If the kernel refuses the table, netd must still serve other VMs. A failure is only logged.
     """
     try:
         await in_thread(write)

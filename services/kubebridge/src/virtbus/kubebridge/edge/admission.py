@@ -1,8 +1,8 @@
-"""Serves the webhooks: answers admission reviews of the API server (ADR 0025).
+"""Webhooks: answers admission reviews of the API server (ADR 0025).
 
-Any client that reaches the port may send a review, because API servers by default show webhooks no
-certificate. To answer a review changes nothing, and the bounds below limit its cost (ADR 0029). A
-review waits for its turn only after its body is read, so a slow sender delays no other review.
+By default, API servers show webhooks no certificate. Any client that reaches the port may therefore
+send a review. An answer changes nothing, and the bounds below limit its cost (ADR 0029). A review
+waits for its turn only after its body is read, so a slow sender delays no other review.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from virtbus.kubebridge.edge.fair_turns import FairTurns
 MAX_BYTES = 8 * 1024**2
 """Largest review. A review has the object at most twice, and an object may have 3 MiB."""
 MAX_VALUES = 40_000
-"""Maximum number of JSON values in a review. Two bus messages may have as many.
+"""Maximum number of JSON values in a review, which equals the limit of two bus messages.
 
-Such a review costs at most 0.6 s of CPU time.
+A review of this size costs at most 0.6 s of CPU time.
 """
 ANSWER_S = 10.0
 """Seconds in which a review must be answered, as in the API server's timeout (`timeoutSeconds`)."""
 IDLE_S = 2.0
-"""Longest wait in seconds for the next part of a body. API servers send a body in one piece."""
+"""Longest wait in seconds for the next chunk of a body. API servers send a body in one chunk."""
 BODIES_BYTES = 64 * 1024**2
 """Largest size of all bodies in memory. The client that sends most is refused first."""
 LARGE_BYTES, LARGE_VALUES = 64 * 1024, 4000
@@ -50,8 +50,7 @@ def routes(
 ) -> list[web.RouteDef]:
     """Return the routes of the two webhooks.
 
-    Only requests for which `accepted` returns True get an answer. Without `accepted`, all do,
-    because API servers by default show webhooks no certificate.
+    Only requests for which `accepted` returns True get an answer. None accepts all requests.
     """
     reviews = _Reviews(accepted, answer_s, idle_s)
     mutate, validate = (partial(reviews.handle, mutating=mutating) for mutating in (True, False))
@@ -91,7 +90,8 @@ class _Reviews:
             async with self._small.turn(source, namespace):
                 return answer(review, mutating=mutating)
         async with self._large.turn(source, namespace):
-            # Wait for the thread's answer even if cancelled, because the turn must last until then.
+            # Wait for the thread's answer even after a cancel, because the turn must last until
+            # then.
             loop = asyncio.get_running_loop()
             work = loop.run_in_executor(self._thread, lambda: answer(review, mutating=mutating))
             return await to_end(work)
@@ -115,10 +115,10 @@ class _Reviews:
                 self._body_bytes.release(source, len(body))
 
     async def _next_part(self, request: web.Request) -> bytes:
-        """Return the next part of the body, empty at the end of the body.
+        """Return the next chunk of the body; empty at the end of the body.
 
         Raises:
-            TimeoutError: no part arrived in time.
+            TimeoutError: no chunk arrived in time.
         """
         async with asyncio.timeout(self._idle_s):
             return await request.content.readany()

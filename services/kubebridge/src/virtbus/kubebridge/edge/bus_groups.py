@@ -1,4 +1,4 @@
-"""Caches the security groups that this bridge owns on the bus. The leading bridge lists them."""
+"""Cache of the security groups that this bridge owns on the bus. Only the leader lists them."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ TIMEOUT_S = 10.0
 class BusGroups:
     """The groups, by the namespace of their NetworkPolicy and the value of their POLICY_LABEL.
 
-    The list that the bus returns has only groups that this bridge owns.
+    The bus lists only the groups that this bridge owns.
     """
 
     def __init__(self, bus: Bus, leads: asyncio.Event, interval_s: float = LOOK_S) -> None:
@@ -45,15 +45,12 @@ class BusGroups:
         self.notify: Notify = lambda _: None
 
     def of(self, namespace: str, label: str) -> Mapping[str, SecurityGroupView]:
-        """Return the groups of a policy by their names."""
         return self._groups.get((namespace, label), {})
 
     def paths(self) -> Iterable[str]:
-        """Return the namespace and the label of each policy with groups."""
         return [f"{namespace}/{label}" for namespace, label in self._groups]
 
     def known(self, request: Request) -> SecurityGroupView | None:
-        """Return the group that a request names, or None."""
         for (namespace, _), groups in self._groups.items():
             if namespace == request.namespace and request.name in groups:
                 return groups[request.name]
@@ -75,7 +72,12 @@ class BusGroups:
         self._groups.setdefault(_place(view), {})[view.name] = view
 
     async def refresh(self) -> None:
-        """List the groups now. Raises BusError, VirtbusError."""
+        """List the groups now.
+
+        Raises:
+            BusError: the bus did not answer.
+            VirtbusError: the bus refused the request, or its answer is invalid.
+        """
         found: dict[tuple[str, str], dict[str, SecurityGroupView]] = {}
         async for view in self._listed():
             if POLICY_LABEL in view.labels:
@@ -87,7 +89,6 @@ class BusGroups:
                 self.notify("/".join(place))
 
     async def run(self) -> None:
-        """List the groups every `interval_s` while this bridge leads, until cancelled."""
         while True:
             await self._leads.wait()
             try:

@@ -1,4 +1,4 @@
-"""Caches the nodes of the bus, which the leader lists periodically."""
+"""Cache of the nodes of the bus. Only the leader lists them, periodically."""
 
 import asyncio
 import logging
@@ -24,8 +24,8 @@ TIMEOUT_S = 10.0
 class BusNodes:
     """The nodes by name.
 
-    The bridge's mark on a Kubernetes Node is KubeVirt's label and heartbeat annotation. `notify`
-    gets `/name` if the mark on the Node of this name may have to change.
+    The bridge marks a Kubernetes Node with KubeVirt's label and heartbeat annotation. `notify` gets
+    `/name` if the mark on the Node of this name may have to change.
     """
 
     def __init__(self, bus: Bus, leads: asyncio.Event, interval_s: float = LOOK_S) -> None:
@@ -34,19 +34,16 @@ class BusNodes:
         self._interval_s = interval_s
         self._views: dict[str, NodeView] = {}
         self.current = False
-        """True if the last list succeeded, since this bridge leads."""
+        """True if this bridge leads and its last list succeeded."""
         self.notify: Notify = lambda _: None
 
     def get(self, name: str) -> NodeView | None:
-        """Return the node, or None."""
         return self._views.get(name)
 
     def paths(self) -> Iterable[str]:
-        """Return the names of all nodes, as paths."""
         return [f"/{name}" for name in self._views]
 
     async def run(self) -> None:
-        """List the nodes every `interval_s` while this bridge leads, until cancelled."""
         while True:
             if not self._leads.is_set():
                 self.current = False

@@ -1,7 +1,8 @@
-"""Keeps the bridge's certificates in a Secret for all replicas, and publishes their CA.
+"""Certificates of the bridge, in a Secret for all replicas, and the publication of their CA.
 
-Missing certificates are made, and expiring ones renewed. cert-manager or another tool can maintain
-them in the folder `own` (`tls.crt`, `tls.key`) instead. The bridge then only serves them.
+Missing certificates are made, and expiring certificates are renewed. Instead, cert-manager or
+another tool can maintain `tls.crt` and `tls.key` in the folder `own`. The bridge then only serves
+these files.
 """
 
 import base64
@@ -65,15 +66,13 @@ class Certificates:
 
     @property
     def key(self) -> Key:
-        """Return the key of the Secret."""
         return Key(SECRET, self._namespace, SECRET_NAME)
 
     def lane(self) -> Lane:
-        """Return the lane of the work queue for the checks. All replicas check, as all serve."""
+        """Return the lane of the work queue for the checks. All replicas serve, so all check."""
         return Lane(self.reconcile, workers=1, always=True)
 
     async def reconcile(self, _: Key) -> float:
-        """Check the certificates. Return the seconds before the next check."""
         try:
             await self.ensure()
         except (StatusError, OSError, ValueError) as error:
@@ -84,12 +83,11 @@ class Certificates:
         return LOOK_S
 
     async def ensure(self) -> None:
-        """Make missing certificates, serve them, and publish their CA."""
         if self._own is not None:
             self._serve(self._own / "tls.crt", self._own / "tls.key")
             return
         kept = await self._kept()
-        # Files in memory: the key must not be on a disk, and a pod's root may be read-only.
+        # The files are in memory: the key must not be on a disk, and a pod's root may be read-only.
         with in_memory(kept.tls_crt.encode()) as crt, in_memory(kept.tls_key.encode()) as key:
             self._serve(crt, key)
         bundle = base64.b64encode(kept.ca_crt.encode()).decode()
@@ -104,7 +102,7 @@ class Certificates:
     async def _kept(self) -> KeyMaterial:
         """Return the certificates in the Secret, renewed if necessary.
 
-        Of several replicas that renew them at once, the first one writes, and the others read.
+        If several replicas renew at once, the first writes and the others read the result.
         """
         while True:
             secret = await self._cluster.get(SECRET, SECRET_NAME, self._namespace)

@@ -1,6 +1,6 @@
-"""Sends all requests of the bridge to the API server. Requests and answers are plain JSON.
+"""Client of the API server. Requests and answers are plain JSON.
 
-Of kubernetes_asyncio, only the HTTP client is used (`login.py`, ADR 0024), and none of its models.
+Only the HTTP client of kubernetes_asyncio is used (`login.py`, ADR 0024), not its models.
 """
 
 import json
@@ -27,14 +27,14 @@ PAGE = 50
 TIMEOUT_S = 35.0
 """Timeout of a request. If etcd is away, the API server itself ends most requests after 34 s."""
 WATCH_S = (55.0, 75.0)
-"""Shortest and longest duration that a watch asks for, in seconds.
+"""Shortest and longest duration that a watch requests, in seconds.
 
 The duration bounds the time until a silent server is noticed.
 """
 SILENT_S = 10.0
 """Seconds beyond the duration of a watch after which its server counts as silent.
 
-It is also the timeout for connecting a watch.
+The connection of a watch has the same timeout.
 """
 LINE_BYTES_MAX = 8 * 1024 * 1024
 """Longest line of a watch. An object has at most 1.5 MiB (etcd), and JSON may escape each byte."""
@@ -51,9 +51,9 @@ _PATCHES = {
 
 
 class StatusError(Exception):
-    """A Status that is not a success, with Kubernetes' `code` and `reason`.
+    """A Status of a failed request, with Kubernetes' `code` and `reason`.
 
-    `retry_after_s` is the delay that the server asks for, or 0. `status` is the whole object.
+    `retry_after_s` is the delay that the server requests, or 0. `status` is the whole object.
     """
 
     def __init__(self, status: Mapping[str, Any], code: int = 0, retry_after_s: float = 0) -> None:
@@ -66,12 +66,11 @@ class StatusError(Exception):
 
     @property
     def transient(self) -> bool:
-        """Return True if the request may succeed later: too many requests, or a failing server."""
         return self.code == 429 or self.code >= 500
 
 
 class UnreachableError(StatusError):
-    """Raised if there was no readable answer. A write may or may not have been executed."""
+    """There was no readable answer. A write may or may not have been executed."""
 
     def __init__(self, why: str) -> None:
         super().__init__({"code": 503, "reason": "Unreachable", "message": why})
@@ -88,7 +87,7 @@ class WatchEvent(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A page of a list, and the resource version of this list."""
+    """A page of a list, and the resource version of the whole list."""
 
     items: list[Json]
     resource_version: str
@@ -97,7 +96,7 @@ class Listing(NamedTuple):
 class Scope(NamedTuple):
     """Selects the objects of a list or a watch by namespace and labels. The default is all objects.
 
-    With `metadata_only`, the objects have their metadata and nothing else.
+    With `metadata_only`, the objects contain only their metadata.
     """
 
     namespace: str = ""
@@ -105,7 +104,6 @@ class Scope(NamedTuple):
     metadata_only: bool = False
 
     def accept(self, kind: str) -> str:
-        """Return the media type to accept."""
         metadata = f";as={kind};g=meta.k8s.io;v=v1" if self.metadata_only else ""
         return f"application/json{metadata}"
 
@@ -114,17 +112,16 @@ EVERYTHING = Scope()
 
 
 class KubernetesApi:
-    """The API of one cluster. Every method raises `StatusError` if the request does not succeed."""
+    """The API of one cluster. Every method raises `StatusError` if its request fails."""
 
     def __init__(self, client: ApiClient, sources: Sources = REAL) -> None:
         self._client = client
         self._sources = sources
         self.written = 0
-        """Number of requests that were not GET."""
+        """Number of requests other than GET."""
 
     # --- reading --------------------------------------------------------------------------
     async def get(self, kind: Kind, name: str, namespace: str = "") -> Json | None:
-        """Return the object, or None if it does not exist."""
         try:
             return await self._json("GET", _place(kind, name, namespace))
         except StatusError as answer:
@@ -190,7 +187,7 @@ class KubernetesApi:
         return await self._json("POST", kind.path(namespace=namespace), body=body)
 
     async def replace(self, kind: Kind, body: Json, sub: str = "") -> Json:
-        """Replace an object; 409 if its current version is not the one in `body`."""
+        """Replace an object; 409 if its current version is not the version in `body`."""
         meta = body["metadata"]
         path = _place(kind, meta["name"], meta.get("namespace", ""), sub)
         return await self._json("PUT", path, body=body)
@@ -206,7 +203,7 @@ class KubernetesApi:
         *,
         dry_run: bool = False,
     ) -> Json:
-        """Patch an object. With a resourceVersion in `body`, 409 if another version is current."""
+        """Patch an object; 409 if `body` has a resourceVersion that is not the current one."""
         query = [("dryRun", "All")] if dry_run else []
         path = _place(kind, name, namespace, sub)
         return await self._json(
@@ -218,8 +215,8 @@ class KubernetesApi:
     ) -> None:
         """Delete an object. A missing object counts as success.
 
-        With `uid`, an object with another uid stays, and the call succeeds. With `version`, another
-        uid or another version is a conflict (409).
+        With `uid`, an object with another uid stays, and the call succeeds. With `version`, an
+        object with another uid or version is a conflict (409).
         """
         wanted = {"uid": uid, "resourceVersion": version}
         body: Json = {
@@ -328,10 +325,7 @@ def _parsed(body: bytes) -> Json:
 
 
 def _status(body: bytes) -> Json:
-    """Parse the Status of a refusal.
-
-    If a proxy answered with anything else, its text becomes the message.
-    """
+    """Parse the Status of a refusal. If a proxy answered, its text becomes the message."""
     try:
         found = json.loads(body)
     except ValueError:
@@ -352,6 +346,6 @@ def _why(error: BaseException) -> str:
 
 @asynccontextmanager
 async def connect(kubeconfig: Path | None) -> AsyncIterator[KubernetesApi]:
-    """Connect to the cluster of a kubeconfig, or of this pod. See `login.client` for errors."""
+    """Connect to the cluster of a kubeconfig, or of this pod. Raises as `login.client`."""
     async with login.client(kubeconfig, MANAGER) as client:
         yield KubernetesApi(client)

@@ -1,4 +1,4 @@
-"""Adds the controllers to the runtime, with the stores and sources that they read."""
+"""Registration of the controllers, with the stores and sources that they read."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ from virtbus.kubebridge.edge.runtime.vm_informer import VmInformer
 def add(
     reconciler: Reconciler, bus: Bus, views: VmInformer, cluster: str, leads: asyncio.Event
 ) -> tuple[VmInformer, BusNodes, BusGroups]:
-    """Add all controllers. Return the sources that the caller has to run."""
+    """Add all controllers. Return the sources, which the caller must run."""
     vms, vmis, services, kubevirts = map(reconciler.store, (VM, VMI, SERVICE, KUBEVIRT))
     slices = reconciler.store(ENDPOINT_SLICE, Scope(selector=SELECTOR))
     reconciler.store(NODE, Scope(selector=labels.OURS, metadata_only=True), labels.slim)

@@ -1,4 +1,4 @@
-"""Runs one piece of work at a time. Sources take turns, and so do the namespaces of each source."""
+"""Fair turns: one piece of work at a time, in rotation of sources and of their namespaces."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,7 @@ Place = asyncio.Future[None]
 
 
 class FairTurns:
-    """Grants turns in the next round of the event loop, so that all tasks of this round compete."""
+    """Grants turns in the next round of the event loop, so that all tasks of a round compete."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[str, deque[Place]]] = {}
@@ -17,7 +17,6 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, source: str, namespace: str = "") -> AsyncIterator[None]:
-        """Wait for a turn, and keep it until the context ends."""
         place: Place = asyncio.get_running_loop().create_future()
         of_source = self._waiting.setdefault(source, {})
         of_source.setdefault(namespace, deque()).append(place)
@@ -51,7 +50,6 @@ class FairTurns:
                 place.set_result(None)
 
     def _next(self) -> Place:
-        """Remove and return the oldest waiter of the next namespace of the next source."""
         source, of_source = next(iter(self._waiting.items()))
         namespace, places = next(iter(of_source.items()))
         place = places.popleft()

@@ -1,10 +1,11 @@
-"""Polls the guest agents, whose answers become part of the status of VMIs.
+"""Poller of the guest agents, whose answers become part of the status of VMIs.
 
-These parts are the condition AgentConnected, the guest's operating system and its addresses.
-A guest that answered is polled each minute. Its answer stays if the node fails, or if the guest is
-silent once, because it may be busy. A guest that did not answer may still be booting, or
-may have no agent. It is polled at growing intervals: half of its running time, within the bounds
-of `Delays`. A guest that cannot have an agent is polled at the longest interval.
+The answers give the condition AgentConnected, the guest's operating system and its addresses.
+
+A guest that answered is polled each minute. Its answer stays if the node fails, or if the guest,
+which may be busy, is silent once. A guest that did not answer may still be booting, or may have no
+agent. Such a guest is polled at growing intervals: half of its running time, within the bounds of
+`Delays`. A guest that cannot have an agent is polled at the longest interval.
 """
 
 import asyncio
@@ -30,18 +31,18 @@ log = logging.getLogger(__name__)
 ANSWER_S, SLACK_S = 5.0, 5.0
 AT_ONCE = 16
 SILENT = "guest_agent_silent"
-"""Reason of an error: the guest agent runs, and has not answered in time."""
+"""Reason of an error: the guest agent runs, but has not answered in time."""
 ABOUT = (GuestQuestion.OS, GuestQuestion.INTERFACES)
 WATCHES = (KeyMapping(BUS_VM), KeyMapping(VMI))
 """Changes that cause a poll. A VM that is stored from the answer to a call causes no change of
-BUS_VM, but the status of its VMI changes then. So changes of VMIs are included."""
+BUS_VM. The status of its VMI then changes, so changes of VMIs are included."""
 
 
 class Delays(NamedTuple):
     """Intervals between polls, in seconds.
 
-    `first_s` and `longest_s` are the shortest and the longest interval of a guest that does not
-    answer. `each_s` is the interval of a guest that answers.
+    A guest that does not answer is polled at intervals from `first_s` to `longest_s`. A guest that
+    answers is polled every `each_s`.
     """
 
     first_s: float = 10.0
@@ -49,7 +50,6 @@ class Delays(NamedTuple):
     each_s: float = 60.0
 
     def silent_s(self, up_s: float) -> float:
-        """Return the interval for a guest that has run for `up_s` and did not answer."""
         return min(max(up_s / 2, self.first_s), self.longest_s)
 
 
@@ -61,9 +61,9 @@ class _Asked:
     """The polling state of one guest. Times are of the event loop's clock.
 
     `due_s` is the time of the next poll. `since_s` is the time at which the guest was first seen
-    running, or 0. `answer` is the last answer, encoded. It is empty if the guest did not answer, or
-    did not run. It is None until the first poll. `silent` is the number of polls since the last
-    answer in which the guest agent was silent.
+    running, or 0. `answer` is the encoded last answer: empty if the guest did not answer or did not
+    run, None before the first poll. `silent` counts the polls since the last answer in which the
+    guest agent was silent.
     """
 
     due_s: float
@@ -75,7 +75,7 @@ class _Asked:
 class GuestAgentPoller:
     """Polls guest agents and keeps their last answers.
 
-    `notify` gets the name of a VM whose answer changed.
+    `notify` gets the `namespace/name` of a VM whose answer changed.
     """
 
     def __init__(self, bus: Bus, views: VmInformer, delays: Delays = NORMAL) -> None:
@@ -88,27 +88,24 @@ class GuestAgentPoller:
         self.notify: Notify = lambda _: None
 
     def get(self, uid: str) -> GuestInfo | None:
-        """Return the last answer of the guest agent, or None."""
         one = self._asked.get(uid)
         return read(GuestInfo, one.answer) if one is not None and one.answer else None
 
     def asked(self, uid: str) -> bool:
-        """Return True once the guest was polled, with or without an answer, or did not run."""
+        """Return True once the guest has been polled, or was found not running."""
         one = self._asked.get(uid)
         return one is not None and one.answer is not None
 
     def paths(self) -> Iterable[str]:
-        """Return the names of the polled VMs."""
         return tuple(self._uids)
 
     def lane(self) -> Lane:
-        """Return the lane of the work queue in which guests are polled."""
         return Lane(self.poll, AT_ONCE)
 
     async def poll(self, key: Key) -> float:
-        """Poll those guests of a name whose poll is due.
+        """Poll those VMs of a name whose poll is due.
 
-        Return the seconds before the next poll, or 0 if no VM has this name.
+        Return the seconds before the next poll; 0 if no VM has this name.
         """
         uids = set(self._views.named(key.path))
         for uid in self._uids.pop(key.path, set()) - uids:
@@ -133,7 +130,6 @@ class GuestAgentPoller:
         return after_s
 
     async def _ask(self, one: _Asked, view: VmView, path: str) -> float:
-        """Poll a guest. Return the seconds before the next poll."""
         want = GuestAsk(uid=view.uid, about=ABOUT, timeout_s=ANSWER_S)
         subject = subjects.rpc(view.node, "agent", "guest")
         after_s, answer = self._delays.each_s, b""

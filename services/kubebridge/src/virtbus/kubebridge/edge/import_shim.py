@@ -1,7 +1,7 @@
-"""Imports kubernetes_asyncio without its models and APIs, which the bridge does not use.
+"""Import of kubernetes_asyncio without its models and APIs, which the bridge does not use.
 
-A plain import of the login and the HTTP client also loads all models and APIs: 840 modules, which
-take 66 MB and two seconds.
+A plain import of the login and the HTTP client also loads all models and APIs. These are 840
+modules, which take 66 MB and two seconds.
 """
 
 import importlib.util
@@ -15,10 +15,10 @@ PACKAGE = "kubernetes_asyncio"
 
 @contextmanager
 def lean_import() -> Iterator[None]:
-    """Put stubs in place of the packages that import all their modules, while the context is open.
+    """While the context is open, replace the packages that import all their modules by stubs.
 
-    If the library is loaded already, no stubs are used. The modules that the caller imports from
-    the stubs are the library's own. At the end, the stubs are removed from `sys.modules`.
+    Modules that the caller imports through a stub are the library's own modules. At the end, the
+    stubs are removed from `sys.modules`. If the library is already loaded, no stubs are used.
     """
     if PACKAGE in sys.modules:
         yield

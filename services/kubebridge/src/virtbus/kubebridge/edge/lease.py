@@ -1,12 +1,12 @@
-"""Elects one leading bridge by a Lease. The other bridges read the Lease, and take a free Lease.
+"""Election of one leading bridge by a Lease. The other bridges take the Lease when it is free.
 
 Correctness does not depend on the election, because every write is made at the version that was
 read (ADR 0026). The election only avoids conflicting writes. A bridge that cannot renew the Lease
 continues to lead until another bridge has the Lease. A bridge without permission for Leases leads
 without a Lease.
 
-The Lease also shows that an API server was restored to an older state: its version is then lower
-than at the last read.
+After an API server was restored to an older state, the version of the Lease is lower than at the
+last read. By this, a bridge detects the restore.
 """
 
 import asyncio
@@ -51,7 +51,6 @@ class LeaseHolder:
         self.leads = leads
 
     async def run(self) -> None:
-        """Take the Lease when it is free, renew it, and give it back at the end."""
         try:
             while True:
                 try:
@@ -85,9 +84,9 @@ class LeaseHolder:
             self.leads.clear()
 
     def _note(self, lease: Json | None) -> None:
-        """Remember the Lease's version. If it is lower than before, report a restored API server.
+        """Remember the Lease's version. A lower version than before proves a restored API server.
 
-        A Lease that is missing may have been deleted, or lost by a restore.
+        A missing Lease counts as a lower version: it was deleted, or a restore lost it.
         """
         version = text(lease, "metadata", "resourceVersion")
         number = int(version) if version.isdigit() else 0
@@ -103,7 +102,7 @@ class LeaseHolder:
     def _over(self, lease: Json) -> bool:
         """Return True if the Lease did not change for LASTS_S.
 
-        The times in the Lease are ignored, because they come from the clock of another bridge.
+        The times in the Lease come from another bridge's clock, so they are ignored.
         """
         now_s, version = asyncio.get_running_loop().time(), lease["metadata"]["resourceVersion"]
         if self._seen[0] != version:
@@ -113,7 +112,7 @@ class LeaseHolder:
     def _mine(self, before: Json | None) -> Json:
         """Return the Lease with this bridge as its holder.
 
-        It has the version that was read, so the write of only one bridge succeeds.
+        The Lease has the version that was read. Of several bridges, only one can write it.
         """
         now = micro_stamp(self._sources.now())
         ours = text(before, "spec", "holderIdentity") == self._holder
@@ -131,7 +130,6 @@ class LeaseHolder:
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": meta, "spec": spec}
 
     async def _give_back(self) -> None:
-        """Give the Lease back, so that another bridge takes over at once."""
         try:
             async with asyncio.timeout(GIVE_BACK_S):
                 lease = await self._cluster.get(LEASE, NAME, self._namespace)

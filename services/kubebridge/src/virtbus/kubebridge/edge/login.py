@@ -1,4 +1,4 @@
-"""Logs in to a cluster. No other module imports kubernetes_asyncio (ADR 0024)."""
+"""Login to a cluster. No other module imports kubernetes_asyncio (ADR 0024)."""
 
 import asyncio
 import urllib.request
@@ -20,7 +20,7 @@ with lean_import():
 __all__ = ["ApiClient", "client"]
 
 READ_BYTES = 2 * 1024 * 1024
-"""Bytes of a response that are buffered unread. Beyond that, the server waits."""
+"""Bytes of a response that are buffered unread. If the buffer is full, the server waits."""
 
 
 @asynccontextmanager
@@ -30,7 +30,8 @@ async def client(kubeconfig: Path | None, agent: str) -> AsyncIterator[ApiClient
     The client renews logins before they expire. `agent` is its User-Agent header.
 
     Raises:
-        VirtbusError: 400 `no_login`: there is no valid login. The message names what was tried.
+        VirtbusError: 400 `no_login`: there is no valid login. The message names the attempted
+        login.
     """
     configuration = Configuration()
     try:
@@ -59,7 +60,6 @@ async def client(kubeconfig: Path | None, agent: str) -> AsyncIterator[ApiClient
 
 
 def _proxy(url: str) -> str | None:
-    """Return the proxy for a URL, from the environment (HTTPS_PROXY, NO_PROXY)."""
     parts = urlsplit(url)
     if urllib.request.proxy_bypass(parts.hostname or ""):
         return None
@@ -67,7 +67,7 @@ def _proxy(url: str) -> str | None:
 
 
 def _ask_for_no_proxy(client: ApiClient) -> None:
-    """Keep aiohttp from looking up the proxy in a thread at each request. Set READ_BYTES."""
+    """Replace the session: no lookup of the proxy in a thread at each request, and READ_BYTES."""
     rest = client.rest_client
     connector = rest.pool_manager.connector
     rest.pool_manager.detach()

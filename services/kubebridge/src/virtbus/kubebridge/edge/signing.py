@@ -1,4 +1,4 @@
-"""Makes and parses keys and certificates of the bridge's Secret (PEM)."""
+"""Keys and certificates of the bridge's Secret (PEM): making and parsing."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -21,7 +21,7 @@ _CA_MAY = x509.KeyUsage(
 
 
 class KeyMaterial(NamedTuple):
-    """The content of the Secret.
+    """The content of the Secret, as PEM.
 
     `ca_crt` has the certificates of all authorities, the newest first. `ca_key` is the key of the
     newest authority.
@@ -34,9 +34,9 @@ class KeyMaterial(NamedTuple):
 
 
 def renewed(kept: KeyMaterial, names: tuple[str, ...], now: datetime) -> KeyMaterial:
-    """Return the content, with certificates renewed if they are missing or about to expire.
+    """Return the content with new certificates in place of missing or expiring ones.
 
-    Unreadable parts count as missing. `names` are the host names of the serving certificate.
+    Unreadable fields count as missing. `names` are the host names of the serving certificate.
     """
     authorities = [one for one in _certificates(kept.ca_crt) if one.not_valid_after_utc > now]
     key = stored = _key(kept.ca_key)
@@ -56,7 +56,7 @@ def renewed(kept: KeyMaterial, names: tuple[str, ...], now: datetime) -> KeyMate
 
 
 def _authority(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
-    # Each authority has a name of its own, because clients find an authority by its name.
+    # Clients find an authority by its name, so each authority has a name of its own.
     name = _name(f"{COMMON_NAME} {now:%Y-%m-%dT%H:%M:%SZ}")
     return (
         _builder(name, name, key, life(now, AUTHORITY_LIFE))
@@ -110,7 +110,7 @@ def _serving(
 ) -> x509.Certificate | None:
     """Return the serving certificate if it fits its key, the names and an authority.
 
-    Otherwise return None. The caller checks its expiry.
+    The caller checks the expiry.
     """
     found, key = _certificates(kept.tls_crt), _key(kept.tls_key)
     if not found or key is None or key.public_key() != found[0].public_key():

@@ -1,4 +1,4 @@
 """netd's decisions: names, addresses, rules, messages. Values in, values out.
 
-Must not enter: asyncio, sockets, clocks, files, processes. Those belong in `edge`.
+Code with asyncio, sockets, clocks, files or processes belongs in `edge`.
 """

@@ -1,4 +1,4 @@
-"""Assigns addresses and MACs to the planned interfaces of a VM, or refuses the plan."""
+"""Assignment of addresses and MACs to the planned interfaces of a VM."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface
@@ -38,8 +38,8 @@ def carried_over(
 ) -> Attachment:
     """Return the plan with the addresses or the MACs that the same interfaces have in `known`.
 
-    `insistent` are the CNI networks whose plugins choose the MAC. An interface on such a network
-    keeps its MAC. An interface on a network other than CNI keeps its addresses.
+    An interface on a network other than CNI keeps its addresses. An interface on a network in
+    `insistent` keeps its MAC, because the plugins of such a CNI network choose the MAC.
     """
     nics = known.nics if known is not None else ()
     former = {(nic.name, nic.network, nic.place): nic for nic in nics}
@@ -66,8 +66,8 @@ def addressed(
     """Return an interface with an address of each gateway's subnet, and the network's settings.
 
     The first gateway is IPv4's. `taken` are the addresses of the network that other interfaces on
-    this host have. `freed` are the released addresses of the network, with the order of their
-    releases. `most` is the MTU if the network object sets none.
+    this host have. `freed` maps released addresses of the network to the order of their releases.
+    `most` is the MTU if the network object sets none.
 
     Raises:
         VirtbusError: 409 `address_in_use`: the record's address is taken. 422 `address_outside`:
@@ -93,7 +93,6 @@ def _chosen(
     taken: Collection[str],
     freed: Mapping[str, int] = NOTHING_FREED,
 ) -> tuple[str, ...]:
-    """Return the interface's addresses of all pools, with their prefixes."""
     _check_asked(nic, pools, taken)
     return tuple(one for pool in pools for one in _given(nic, uid, pool, taken, freed))
 
@@ -112,7 +111,6 @@ def _pool(nic: Nic, gateway: Gateway) -> AddressPool:
 def _given(
     nic: Nic, uid: str, pool: AddressPool, taken: Collection[str], freed: Mapping[str, int]
 ) -> Iterator[str]:
-    """Yield the interface's addresses of a pool, with the prefix."""
     asked = [text for text in nic.asked if ip_address(text).version == pool.subnet.version]
     if not asked:
         kept = _kept(nic, pool, taken)
@@ -122,7 +120,6 @@ def _given(
 
 
 def _check_asked(nic: Nic, pools: Sequence[AddressPool], taken: Collection[str]) -> None:
-    """Refuse an address of the record that is in no pool of this node, or that is taken."""
     for text in nic.asked:
         path = f"{nic.path}.addresses"
         if not any(pool.has(ip_address(text)) for pool in pools):
@@ -143,8 +140,8 @@ def on_segment(
 ) -> Nic:
     """Return an interface on a segment, with the addresses that were claimed for it.
 
-    If its network has no subnet, the interface has no address until its guest has a DHCP lease.
-    `taken` is as in `addressed`. `hosts` are the addresses of hosts, which no guest may have.
+    Without a subnet, the interface has no address until its guest has a DHCP lease. `taken` is as
+    in `addressed`. `hosts` are the addresses of hosts, which no guest may have.
 
     Raises:
         VirtbusError: the errors of `addressed`. 422 `mtu_too_large`: the network's or the record's
@@ -191,10 +188,11 @@ def mtu_too_large(nic: Nic, message: str) -> VirtbusError:
 def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> Attachment:
     """Return the attachment with a DHCP lease's address, if interface `index` is on a segment.
 
+    The agent connects to the addresses of guests on behalf of its clients. The address of a host
+    would lead the clients to this host.
+
     Raises:
         VirtbusError: 403 `lease_refused` for an address that a host has, or that no host can have.
-            The agent connects to the addresses of guests on behalf of its clients, so such an
-            address would lead the clients to a host.
     """
     nic = next((one for one in vm.nics if one.index == index and one.on_segment), None)
     if nic is None:
@@ -212,7 +210,6 @@ def leased(vm: Attachment, index: int, lease: DhcpLease, reach: ReachRules) -> A
 
 
 def _kept(nic: Nic, pool: AddressPool, used: Collection[str]) -> str | None:
-    """Return the interface's earlier address, if it is free and the subnet is unchanged."""
     for text in nic.addresses:
         address = ip_interface(text)
         if address.network == pool.subnet and pool.has(address.ip) and str(address.ip) not in used:
@@ -224,7 +221,7 @@ def mtu_within(nic: Nic, most: int) -> int:
     """Return the MTU of an interface on a network whose MTU is `most`.
 
     Raises:
-        VirtbusError: 422 `mtu_too_large` if the record asks for a larger one.
+        VirtbusError: 422 `mtu_too_large` if the record's MTU is larger.
     """
     if nic.asked_mtu > most:
         path = f"{nic.path}.mtu"
@@ -244,7 +241,7 @@ def replaced(attachment: Attachment, nic: Nic) -> Attachment:
 
 
 def refused_mac(nic: Nic, mac: str) -> VirtbusError:
-    """Return 409 `cni_mac`: the plugins chose a MAC other than the one planned for the guest."""
+    """Return 409 `cni_mac`: the plugins chose another MAC than netd planned for the guest."""
     path = f"{nic.path}.mac_address"
     return VirtbusError(
         Code.CONFLICT,

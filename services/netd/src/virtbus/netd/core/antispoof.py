@@ -1,18 +1,18 @@
-"""Builds the anti-spoofing filter of a guest's tap (NET-06), as nftables rules.
+"""Anti-spoofing filter of a guest's tap (NET-06), as nftables rules.
 
-The filter is a chain at the tap's ingress, so it sees every frame before any bridge. It drops all
-frames that no rule allows. So VLAN, STP and LLDP need no rule of their own, and neither does IPv6
-of a guest without IPv6 addresses. The chain also drops DHCP requests and router solicitations of
-the guest, because netd's packet socket on the tap reads them before this hook.
-Packets to the resolver's TCP port are limited in rate, because all guests share one listener.
+The filter is a chain at the tap's ingress, so it sees every frame before any bridge. All frames
+that no rule allows are dropped. Examples are VLAN, STP and LLDP, and IPv6 of a guest without IPv6
+addresses. The chain also drops DHCP requests and router solicitations of the guest, because netd's
+packet socket on the tap reads them before this hook. All guests share the resolver's TCP listener,
+so packets to it are limited in rate.
 
 The kernel compares a frame with each rule up to the rule that decides. To save comparisons, the
-first rules accept most TCP packets, which later rules would accept, too.
+first rules accept most TCP packets, which later rules would also accept.
 
 This host does not route the frames of some guests: guests on a segment, and guests whose CNI
 plugins made a link past the host. Their chains also drop packets to hosts of the fleet (ADR 0036).
-If the network of a segment has no subnet, the guest asks the segment's DHCP server by broadcast,
-and has the address that this server gives it.
+If the network of a segment has no subnet, the guest gets its address from the segment's DHCP
+server, to which it sends requests by broadcast.
 """
 
 import hashlib
@@ -37,18 +37,18 @@ _UNSPECIFIED, _UNSPECIFIED6 = IPv4Address(0), IPv6Address(0)
 _DHCP_CLIENT_PORT, _DHCP_SERVER_PORT = 68, 67
 _BROADCAST = IPv4Address("255.255.255.255")
 _DNS_TCP_HZ = 200
-"""Maximum number of packets a second of one guest to TCP port 53 of its gateway. They suffice for
-30 short queries, or for 500 KiB."""
+"""Maximum number of packets a second from one guest to TCP port 53 of its gateway. This suffices
+for 30 short queries, or for 500 KiB."""
 _DHCP_HZ = 20
-"""Maximum number of DHCP requests a second of one guest to servers of a segment. netd's own server
-has the same limit."""
+"""Maximum number of DHCP requests a second from one guest to servers of a segment. netd's own
+server has the same limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tap:
     """A tap and the addresses that its guest may use.
 
-    `gateway` is set if netd resolves names at that address.
+    `gateway` is set if netd resolves names at this address.
     """
 
     name: str
@@ -57,38 +57,34 @@ class Tap:
     gateway: IPv4Address | None = None
     addresses6: tuple[IPv6Address, ...] = ()
     reach: ReachRules | None = None
-    """The addresses that the guest may and may not reach, if the host sees none of its packets."""
+    """Limits of the guest's reach; None if the host sees its packets and applies the limits."""
     on_segment: bool = False
     """True if the DHCP server of a segment gives the guest its address."""
     wire: str = ""
-    """The link to a segment, if netd gives the guest its address there; empty otherwise."""
+    """The link to a segment on which netd gives the guest its address; empty otherwise."""
 
 
 Rules = list[tuple[str, tuple[bytes, ...]]]
-"""Rules, each as the label of its counter and its expressions. Without a counter, the label is
-empty."""
+"""Rules, each as the label of its counter (empty without a counter) and its expressions."""
 
 
 def refusals(tap: Tap) -> list[str]:
-    """Return the labels of a tap's counting rules, in their order.
-
-    A packet is counted once at most, by the rule that drops it.
-    """
+    """Return the labels of a tap's counting rules, in order. A packet is counted at most once."""
     return [label for label, _ in _rules(tap) if label]
 
 
 def _rules(tap: Tap) -> Rules:
     """Return the rules of a tap, which accept ARP and IP from its MAC and addresses.
 
-    They drop everything else, and so does the policy of the chain. Dropped packets are counted,
-    except requests of DHCP and DHCPv6 and router solicitations (which netd answers), packets with
-    extension headers of IPv6, and TCP above the resolver's limit.
+    The last rule and the policy of the chain drop everything else. Dropped packets are counted.
+    Three kinds are not counted: requests that netd answers (DHCP, DHCPv6, router solicitations),
+    packets with extension headers of IPv6, and TCP above the resolver's limit.
     """
     raw = mac_bytes(tap.mac)
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     arp = nft.ether_type(nft.ETHERTYPE_ARP)
-    # An ARP probe (RFC 5227) carries no sender address; a guest checks its leased address with it.
+    # A guest checks its leased address by an ARP probe (RFC 5227), which has no sender address.
     probe = (_UNSPECIFIED,) if tap.addresses or tap.on_segment else ()
     return [
         *_first(tap),
@@ -107,8 +103,8 @@ def _rules(tap: Tap) -> Rules:
 def _first(tap: Tap) -> Rules:
     """Return rules that accept TCP from the addresses of a guest whose reach is not limited.
 
-    Fragments without a port do not match. TCP for port 53 does not match either, because a later
-    rule limits it.
+    Fragments without a port do not match. TCP to port 53 does not match, because a later rule
+    limits its rate.
     """
     if tap.on_segment or tap.reach is not None:
         return []
@@ -124,7 +120,6 @@ def _first(tap: Tap) -> Rules:
 
 
 def _bridged(tap: Tap) -> Rules:
-    """Return the rules for IPv4 on a network where netd answers DHCP."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     ip, udp = nft.ether_type(nft.ETHERTYPE_IP), nft.ip_protocol(nft.UDP)
@@ -139,7 +134,6 @@ def _bridged(tap: Tap) -> Rules:
 
 
 def _limited(own: Sequence[IPv4Address], reach: ReachRules) -> Rules:
-    """Return the rules about the reach of a guest with these addresses."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     ip = nft.ether_type(nft.ETHERTYPE_IP)
@@ -190,7 +184,7 @@ def _rules6(tap: Tap) -> Rules:
     checks = (*solicits, *nft.ip6_source(_UNSPECIFIED6))
     advertises = (*icmp, *nft.icmp6_type(_NEIGHBOUR_ADVERTISEMENT))
     return [
-        # also drops reports of multicast membership (MLD), which no bridge of virtbus reads
+        # This also drops reports of multicast membership (MLD), which no bridge of virtbus reads.
         *(("", (*ip6, *nft.ip6_protocol(header), refuse[-1])) for header in _EXTENSIONS),
         ("", (*icmp, *nft.icmp6_type(_ROUTER_SOLICITATION), refuse[-1])),
         ("ra", (*icmp, *nft.icmp6_type(_ROUTER_ADVERTISEMENT), *refuse)),
@@ -211,7 +205,6 @@ def _rules6(tap: Tap) -> Rules:
 
 
 def _segment(tap: Tap, reach: ReachRules) -> Rules:
-    """Return the rules for IPv4 on a segment."""
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     refuse = nft.counter(), nft.verdict(nft.NftVerdict.DROP)
     ip, udp = nft.ether_type(nft.ETHERTYPE_IP), nft.ip_protocol(nft.UDP)
@@ -279,9 +272,9 @@ def _named(tap: Tap, rules: Rules) -> str:
 
 
 def _unheard() -> Rules:
-    """Return the rules of a `wire`: no router advertisement or DHCP answer of the segment passes.
+    """Return the rules of a `wire`. They drop router advertisements and DHCP answers.
 
-    Otherwise the guest would make itself a further address, from a prefix that a router announces.
+    A router advertisement would give the guest a further address, from the router's prefix.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     ip, ip6 = nft.ether_type(nft.ETHERTYPE_IP), nft.ether_type(nft.ETHERTYPE_IPV6)

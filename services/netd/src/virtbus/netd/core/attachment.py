@@ -1,4 +1,4 @@
-"""Declares the network of one VM, which is also the format of its state file."""
+"""The network of one VM, which is also the format of its state file."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -25,7 +25,7 @@ class NicKind(StrEnum):
     NAT = "nat"
     ROUTED = "routed"
     ISOLATED = "isolated"
-    """NAT, ROUTED and ISOLATED are as BRIDGE, with the bridge and the rules of a network object."""
+    """NAT, ROUTED and ISOLATED: as BRIDGE, but with the bridge and rules of a network object."""
     OVERLAY = "overlay"
     """As NAT, with a tunnel to other hosts as a port of the bridge."""
     HOST_BRIDGE = "host-bridge"
@@ -37,7 +37,6 @@ class NicKind(StrEnum):
 
     @classmethod
     def of(cls, kind: NetworkKind) -> "NicKind":
-        """Return the kind of an interface on a network object."""
         return cls.HOST_BRIDGE if kind is NetworkKind.BRIDGE else cls(kind)
 
 
@@ -53,7 +52,7 @@ class Route(LenientModel):
 
 
 class CniState(LenientModel):
-    """The input of a CNI DEL, stored because the configuration may change later (NET-11)."""
+    """The input of a CNI DEL. It is stored, because the configuration may change later (NET-11)."""
 
     conflist: dict[str, Any]
     source: str = ""
@@ -65,21 +64,21 @@ class Nic(LenientModel):
     """One interface. Addresses (`10.0.0.5/16`) are empty until they are assigned."""
 
     index: int
-    """The number in the names of its links. The removal of other interfaces does not change it."""
+    """The number in the names of its links. It stays when other interfaces are removed."""
     position: int = 0
-    """Its position among the record's interfaces."""
+    """The interface's position in the record."""
     name: str
     network: str
     kind: NicKind
     mac: str
     host_link: str
     asked: tuple[str, ...] = ()
-    """The addresses in the record: claimed ones, or those that the spec names."""
+    """The addresses in the record: claimed addresses, or those that the spec names."""
     addresses: tuple[str, ...] = ()
     gateway: str = ""
     gateway6: str = ""
     router6: str = ""
-    """With CNI: the link-local address of the router `gateway6`, if it is known.
+    """With CNI: the link-local address of the router `gateway6`, if known.
 
     A guest uses this address for its default route.
     """
@@ -92,89 +91,78 @@ class Nic(LenientModel):
     publish: tuple[PublishedPort, ...] = ()
     binding: NicBinding | None = None
     ports: tuple[GuestPort, ...] = ()
-    """With masquerade or passt: the open ports. If it is empty, all ports are open."""
+    """With masquerade or passt: the open ports. If empty, all ports are open."""
     guest_network: str = GUEST_NETWORK
     guest_network6: str = GUEST_NETWORK6
-    """With masquerade: the guest's own networks. `addresses` are then those of the VM's namespace.
-    """
+    """With masquerade: the guest's own networks. `addresses` then belong to the VM's namespace."""
     routes: tuple[Route, ...] = ()
     dns: tuple[str, ...] = ()
     domain: str = ""
     search: tuple[str, ...] = ()
     cni: CniState | None = None
     plugins_digest: str = ""
-    """The digest of the plugins that its conflist must have. An empty digest permits any plugins.
-    """
+    """The digest of the plugins that the conflist must have. Empty permits any plugins."""
     plugin_args: dict[str, str] = Field(default_factory=dict)
     """Further arguments in CNI_ARGS, which name the pod of a VM pod."""
     asks_segment: bool = False
     """True if the conflist has the plugin `dhcp`. netd does not run this plugin: the guest itself
-    asks the DHCP server."""
+    sends requests to the DHCP server."""
     on_macvlan: bool = False
-    """True if the plugins made a macvlan link. This link has the guest's MAC, because it takes
-    frames for no other MAC."""
+    """True if the plugins made a macvlan link. A macvlan takes frames only for its own MAC, so the
+    link has the guest's MAC."""
     off_host: bool = False
-    """True if the host sees no packets of the link that the plugins made. This link is, for
-    example, a device that the plugins moved into the namespace."""
+    """True if the host sees no packets of the link that the plugins made. An example is a device
+    that the plugins moved into the namespace."""
     target: NetworkTarget | None = None
     """The network object; None for the built-in network, and for a conflist of the node."""
     pending: bool = False
-    """True if a running guest does not have it yet, or has released it. It may have no links."""
+    """True if a running guest does not have the interface yet, or has released it. The interface
+    may then have no links."""
     leaving: bool = False
-    """True if the record no longer has it, and a running guest may still use it."""
+    """True if the record no longer has the interface, but a running guest may still use it."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return its name and its network, which identify it among the VM's interfaces."""
         return self.name, self.network
 
     @property
     def path(self) -> str:
-        """Return its field in the record."""
         return f"spec.domain.devices.interfaces[{self.position}]"
 
     @property
     def network_path(self) -> str:
-        """Return the field of its network in the record."""
         return f"spec.networks[{self.position}].network"
 
     @property
     def plug(self) -> PlugState:
-        """Return its state as the bus shows it."""
         if self.leaving:
             return PlugState.LEAVING
         return PlugState.WAITING if self.pending else PlugState.PLUGGED
 
     @property
     def addresses4(self) -> tuple[str, ...]:
-        """Return its IPv4 addresses."""
         return tuple(address for address in self.addresses if ":" not in address)
 
     @property
     def addresses6(self) -> tuple[str, ...]:
-        """Return its IPv6 addresses."""
         return tuple(address for address in self.addresses if ":" in address)
 
     @property
     def published(self) -> tuple[str, ...]:
-        """Return its published ports as the bus shows them."""
         has = {4: self.addresses4 or not self.addresses, 6: self.addresses6}
         versions = [version for version, given in has.items() if given]
         return tuple(text for port in self.publish for text in port.shown(versions))
 
     @property
     def place(self) -> str:
-        """Return the uid of its network object; empty without one."""
         return self.target.uid if self.target is not None else ""
 
     @property
     def is_translated(self) -> bool:
-        """Return True if the guest is behind NAT in its namespace (`core.masquerade`)."""
         return self.binding is NicBinding.MASQUERADE
 
     @property
     def guest_ends(self) -> tuple[GuestEnds, ...]:
-        """Return the ends of the guest's own networks, if it is behind NAT."""
         if not self.is_translated:
             return ()
         four = (self.guest_network,) if self.addresses4 or not self.addresses else ()
@@ -183,12 +171,12 @@ class Nic(LenientModel):
 
     @property
     def is_macvlan(self) -> bool:
-        """Return True if its link is a macvlan, whose MTU is bounded by the host's interface."""
+        """True if the link is a macvlan, whose MTU the host's interface bounds."""
         return self.kind is NicKind.MACVTAP or self.on_macvlan
 
     @property
     def host_place(self) -> str:
-        """Return a key for the host's bridge or interface that it is on; empty for CNI."""
+        """A key for the bridge or interface of the host to which the link leads; empty for CNI."""
         if self.kind is NicKind.CNI:
             return ""
         if self.target is None:
@@ -197,18 +185,17 @@ class Nic(LenientModel):
 
     @property
     def of_segment(self) -> bool:
-        """Return True if the kind of its network puts guests on a segment."""
         return self.target is not None and self.target.spec.kind in ON_SEGMENTS
 
     @property
     def on_segment(self) -> bool:
-        """Return True if the DHCP server of a segment gives the guest its address."""
+        """True if the DHCP server of a segment gives the guest its address."""
         has_pool = self.target is not None and self.target.spec.claimed
         return (self.of_segment and not has_pool) or self.asks_segment
 
     @property
     def filters_reach(self) -> bool:
-        """Return True if the tap's filter limits the reach of the guest by this interface.
+        """True if the tap's filter limits the reach of the guest by this interface.
 
         The filter must do this if the host sees none of the guest's packets.
         """
@@ -216,27 +203,27 @@ class Nic(LenientModel):
 
     @property
     def network_dns(self) -> tuple[str, ...]:
-        """Return the name servers in its network object. If there are none, the node's are used."""
+        """The name servers in the network object. If empty, the node's servers apply."""
         return self.target.spec.dns if self.target is not None else ()
 
     @property
     def eth(self) -> str:
-        """Return the name of the link to the network, inside the VM's namespace."""
+        """The name of the link to the network, inside the VM's namespace."""
         return f"eth{self.index}"
 
     @property
     def bridge(self) -> str:
-        """Return the name of the bridge that connects `eth` with `tap`."""
+        """The name of the bridge that connects `eth` with `tap`."""
         return f"br{self.index}"
 
     @property
     def tap(self) -> str:
-        """Return the name of the tap that QEMU opens."""
+        """The name of the tap that QEMU opens."""
         return f"tap{self.index}"
 
     @property
     def hardware(self) -> tuple[object, ...]:
-        """Return the properties that stay the same while a guest runs."""
+        """The properties that stay the same while a guest runs."""
         place = self.network, self.kind, self.place
         bound = self.binding, self.ports, self.guest_network, self.guest_network6
         return self.name, place, self.mac, self.asked_mtu, self.queues, self.publish, bound
@@ -254,15 +241,15 @@ class Attachment(LenientModel):
     firmware_uuid: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     owner: str = ""
-    """The labels and the owner of the VM, which decide about its security groups."""
+    """The labels and the owner of the VM, which select its security groups."""
     dns_config: DnsConfig | None = None
     """The DNS settings of the VM, as the guest got them at its start.
 
-    If it is None, the settings of the VM's networks apply.
+    If None, the settings of the VM's networks apply.
     """
     made: bool = False
-    """True when all steps are done. Only networks with CNI plugins need this field: after a crash,
-    the unfinished steps of such a network are undone. The steps of other networks are repeated."""
+    """True when all steps are done. Only networks with CNI plugins need this field. After a crash,
+    the unfinished steps of such a network are undone; those of other networks are repeated."""
     nics: tuple[Nic, ...] = Field(())
 
     @property
@@ -275,34 +262,29 @@ class Attachment(LenientModel):
 
     @property
     def joined(self) -> "Attachment":
-        """Return this attachment without the interfaces that are pending."""
         if not any(nic.pending for nic in self.nics):
             return self
         return self.with_nics(nic for nic in self.nics if not nic.pending)
 
     @property
     def changing(self) -> bool:
-        """Return True while an interface is pending or leaving. A new start of the VM ends this."""
+        """True while an interface is pending or leaving. A new start of the VM ends this."""
         return any(nic.pending or nic.leaving for nic in self.nics)
 
     def with_nics(self, nics: Iterable[Nic]) -> "Attachment":
-        """Return this attachment with other interfaces."""
         return self.model_copy(update={"nics": tuple(nics)})
 
     def same_for_guest(self, other: "Attachment") -> bool:
-        """Return True if a guest would see the same devices, networks and DNS settings."""
         same = [nic.hardware for nic in self.nics] == [nic.hardware for nic in other.nics]
         return same and self.dns_config == other.dns_config
 
     def tuned_as(self, other: "Attachment") -> "Attachment":
-        """Return this attachment with the link states and limits of the interfaces of `other`."""
         wanted = {nic.name: nic for nic in other.nics}
         return self.model_copy(
             update={"nics": tuple(_tuned_as(nic, wanted.get(nic.name, nic)) for nic in self.nics)}
         )
 
     def statuses(self) -> tuple[InterfaceStatus, ...]:
-        """Return the interfaces as the bus shows them."""
         return tuple(
             InterfaceStatus(
                 name=nic.name,

@@ -1,4 +1,4 @@
-"""Counts the ports of the host's bridges, and refuses a port that the kernel would refuse."""
+"""Number of ports of the host's bridges, and refusal of a port beyond the kernel's limit."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def bridge_full(nic: Nic) -> VirtbusError:
 
 
 def nearly_full(nics: Iterable[Nic]) -> str:
-    """Return a warning for each bridge with over 90 % of its ports in use; empty if none has."""
+    """Return a warning about bridges with over 90 % of their ports in use; empty without any."""
     nics = [nic for nic in nics if nic.kind not in _WITHOUT_BRIDGE]
     used = Counter(nic.host_place for nic in nics)
     named = {nic.host_place: nic.network for nic in nics}

@@ -1,4 +1,4 @@
-"""Builds and parses the data of CNI (spec 1.1.0): conflists, environments, inputs and answers."""
+"""Data of CNI (spec 1.1.0): conflists, environments, inputs and answers."""
 
 import json
 import re
@@ -24,7 +24,7 @@ _DEFAULT_VERSION = "0.4.0"
 
 
 def read_conflist(raw: bytes, source: str) -> CniState:
-    """Return a conflist; a single plugin's conf becomes a list of one.
+    """Return a conflist. The configuration of a single plugin becomes a list of one plugin.
 
     Raises:
         VirtbusError: 422 `cni_config`, which names `source` and the problem in it.
@@ -44,7 +44,7 @@ def read_conflist(raw: bytes, source: str) -> CniState:
 
 
 def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> CniState:
-    """Return the conflist in a network object, with a name that no other network has.
+    """Return the conflist in a network object, with a name that is unique to the network.
 
     Raises:
         VirtbusError: 403 `plugin_forbidden`: a plugin is not among `allowed`. 422 `cni_config`: the
@@ -69,7 +69,7 @@ def conflist_of(target: NetworkTarget, allowed: Collection[str]) -> CniState:
 
 
 def refuse_other_plugins(nic: Nic, conflist: dict[str, Any]) -> None:
-    """Raise 400 if the record names other plugins than those of the network's conflist."""
+    """Raise 400 if the record and the network's conflist name different plugins."""
     if nic.plugins_digest not in {"", plugins_digest(conflist)}:
         raise plugins_differ(nic.position, nic.network, "its conflist is another one")
 
@@ -119,7 +119,7 @@ def plugin_input(
 
 
 def runtime_values(conflist: dict[str, Any], nic: Nic) -> dict[str, Any]:
-    """Return the values of all capabilities. A capability without a value is left out.
+    """Return the values of all capabilities, without empty values.
 
     A plugin gets the values of the capabilities that its conf declares.
     """
@@ -143,7 +143,7 @@ def _mapping(port: PublishedPort) -> dict[str, Any]:
 
 
 def _bandwidth(limits: NicLimits, mtu: int) -> dict[str, int]:
-    """Return limits in bits, as CNI has them; `ingress` is the way to the guest."""
+    """Return limits in bits, as CNI has them. `ingress` is the direction to the guest."""
     found = {}
     for way, limit in (("ingress", limits.inbound), ("egress", limits.outbound)):
         if limit is not None:
@@ -168,7 +168,6 @@ def _with_prefix(conflist: dict[str, Any], address: str) -> str:
 
 
 def _subnets(value: Any) -> Iterator[str]:
-    """Yield the texts in the fields `subnet` and `address` at any depth."""
     if isinstance(value, list):
         for each in value:
             yield from _subnets(each)
@@ -182,8 +181,8 @@ def _subnets(value: Any) -> Iterator[str]:
 def planned(nic: Nic, state: CniState) -> Nic:
     """Return an interface with the conflist that its plugins get.
 
-    The plugin `dhcp` is left out: its daemon could not renew a DHCP lease, because the server's
-    answers go to the guest. The guest asks the server itself.
+    The plugin `dhcp` is left out: the server's answers go to the guest, so the plugin's daemon
+    could not renew a DHCP lease. The guest itself sends requests to the server.
 
     Raises:
         VirtbusError: 422 `static_address`: the plugins cannot give the record's addresses. 400: no
@@ -272,7 +271,8 @@ def read_result(output: bytes, plugin: str) -> dict[str, Any]:
     """Return the result that a plugin printed on ADD.
 
     Raises:
-        VirtbusError: 500 `cni_result` if there is no result (NET-10: exit 0 without output).
+        VirtbusError: 500 `cni_result` if the output is not a result (NET-10: exit 0 without
+        output).
     """
     try:
         result = json.loads(output)

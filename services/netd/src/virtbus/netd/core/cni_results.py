@@ -1,6 +1,6 @@
-"""Reads results of CNI plugins for a guest, and completes results that lack a part.
+"""Results of CNI plugins for a guest, with completion of incomplete results.
 
-A container finds its routes and addresses on its link. A guest learns them by DHCP, so netd has to
+A container finds its routes and addresses on its link. A guest learns them by DHCP, so netd must
 know them. Each strategy in `REPAIRS` completes one kind of result, and has a name for the log.
 """
 
@@ -32,11 +32,11 @@ class PluginLink:
     routes: tuple[Route, ...] = ()
     """Routes of IPv4 and IPv6, without the routes to the networks of the addresses."""
     to_host: bool = True
-    """True if its other end is in the host's namespace, so that the host sees its packets."""
+    """True if the other end is in the host's namespace, so that the host sees the packets."""
 
 
 Repair = Callable[[Result, str, PluginLink | None], Result | None]
-"""Returns the completed result for the interface of this name; None if it needs no change."""
+"""Returns the completed result for the interface of this name; None if nothing changes."""
 
 
 def _of_0_2(result: Result, eth: str, link: PluginLink | None) -> Result | None:
@@ -52,8 +52,8 @@ def _of_0_2(result: Result, eth: str, link: PluginLink | None) -> Result | None:
 def _own_addresses(result: Result, eth: str, link: PluginLink | None) -> Result | None:
     """Leave out addresses of other interfaces in the namespace.
 
-    An address without the index of an interface belongs to `eth`. So does an address of an
-    interface outside of the namespace, because Calico lists only the host's end.
+    An address belongs to `eth` if it has no index of an interface, or if its interface is outside
+    of the namespace. Calico, for example, lists only the host's end.
     """
     del link
     interfaces = result.get("interfaces") or []
@@ -81,7 +81,7 @@ def _addresses_of_link(result: Result, eth: str, link: PluginLink | None) -> Res
 def _routes_of_link(result: Result, eth: str, link: PluginLink | None) -> Result | None:
     """Take the link's routes if the result has no gateway of the IP version (Calico, Weave).
 
-    Calico's only gateway is 169.254.1.1, which its result does not name.
+    Calico's only gateway is 169.254.1.1, which is missing in its result.
     """
     del eth
     found = [route for version in _DEFAULTS for route in _ways_out(result, link, version)]
@@ -128,9 +128,9 @@ REPAIRS: tuple[tuple[str, Repair], ...] = (
 
 
 def repaired(result: Result, eth: str, link: PluginLink | None) -> tuple[Result, list[str]]:
-    """Return a result that names all that a guest needs, and the strategies that changed it.
+    """Return the completed result, and the names of the strategies that changed it.
 
-    `link` is None if the plugins made no link of that name.
+    `link` is None if the plugins made no link named `eth`.
     """
     used = []
     for name, repair in REPAIRS:
@@ -149,7 +149,7 @@ def host_ends(nics: Iterable[Nic]) -> set[str]:
 
 
 def remains(nics: Iterable[Nic]) -> str:
-    """Name the links and addresses that plugins may leave behind if they fail on DEL."""
+    """Return the links and addresses that plugins may leave behind if they fail on DEL."""
     ours = [nic for nic in nics if nic.cni is not None]
     addresses = [f"{address} of {nic.network}" for nic in ours for address in nic.addresses]
     return ", ".join((*sorted(host_ends(ours)), *addresses)) or "unknown parts"
@@ -167,11 +167,11 @@ def given_mac(result: Result, nic: Nic) -> str | None:
 def settled(nic: Nic, result: Result) -> Nic:
     """Return the interface with the addresses, routes and DNS of a completed result.
 
-    An interface whose guest asks a DHCP server has no address yet.
+    If a DHCP server gives the guest its address, the interface has no address yet.
 
     Raises:
         VirtbusError: 500 `cni_result` if addresses or routes are unreadable, if there is no
-            address, or if an address is missing that the record asks for.
+            address, or if an address of the record is missing.
     """
     try:
         ips = objects(result, "ips")
@@ -202,7 +202,6 @@ def settled(nic: Nic, result: Result) -> Nic:
 
 
 def _gateway(ips: list[dict[str, Any]], routes: list[Route], version: int) -> str:
-    """Return the gateway of the default route, or otherwise the first gateway of an address."""
     ways = [route.gateway for route in routes if route.destination == _DEFAULTS[version]]
     own = _of_version(ips, "address", version)
     gateways = [_host(ip["gateway"]) for ip in own if ip.get("gateway")]

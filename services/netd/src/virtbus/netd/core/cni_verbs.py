@@ -1,4 +1,4 @@
-"""Decides which verbs of CNI a conflist has, and builds the data of STATUS, GC and CHECK.
+"""CNI's verbs STATUS, GC and CHECK: which of them a conflist has, and their data.
 
 ADD and DEL are in `cni.py`. CHECK is of spec 0.4.0; STATUS, GC and `cniVersions` are of 1.1.0.
 """
@@ -14,7 +14,7 @@ _INSIDE = frozenset({"tuning", "sbr", "vrf"})
 
 
 class CniVerb(StrEnum):
-    """The verbs that not every conflist has."""
+    """The verbs that some conflists lack."""
 
     CHECK = "CHECK"
     STATUS = "STATUS"
@@ -36,7 +36,7 @@ class CniPlace(NamedTuple):
 def chosen_version(conf: dict[str, Any]) -> str:
     """Return the version for the plugins of a conflist.
 
-    It is the highest of `cniVersion` and those of `cniVersions` that netd supports.
+    The result is the highest of `cniVersion` and the supported versions in `cniVersions`.
     """
     offered = conf.get("cniVersions")
     known = [one for one in SUPPORTED if isinstance(offered, list) and one in offered]
@@ -68,7 +68,7 @@ def bare_input(
 def checked_plugins(conflist: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the plugins whose CHECK says something about the host.
 
-    The first plugin made the interface. Its CHECK would miss the address, which the guest has now;
+    The first plugin made the interface. Its CHECK would miss the address, which the guest has now.
     netd compares links and addresses itself.
     """
     return [each for each in conflist["plugins"][1:] if each["type"] not in _INSIDE]
@@ -80,6 +80,6 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def objects(result: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the objects in the list `key` of a result; other items of the list are left out."""
+    """Return the objects in the list `key` of a result; other items are left out."""
     found = result.get(key)
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []

@@ -1,8 +1,8 @@
-"""Answers DHCP for one guest that has one address (RFC 2131, 2132, 3396, 3397, 3442, 4578, 6842).
+"""DHCP for one guest with one address (RFC 2131, 2132, 3396, 3397, 3442, 4578, 6842).
 
-The guest's address never changes and no other client gets an answer, so there is no lease database.
-A guest is known by its tap: client ids are returned, but choose nothing, because clones share them.
-An `Offer` has the guest's configuration, and `answer` maps a request to a reply or to None.
+The guest's address never changes and no other client gets an answer, so no lease database is
+needed. A guest is known by its tap. Client ids are returned, but otherwise ignored, because clones
+share them. `answer` maps a request and the guest's `Offer` to a reply.
 """
 
 import struct
@@ -77,13 +77,12 @@ class DhcpRequest:
     options: dict[int, bytes]
 
     def address(self, option: int) -> IPv4Address | None:
-        """Return a four-byte option as an address."""
         raw = self.options.get(option, b"")
         return IPv4Address(raw) if len(raw) == 4 else None
 
     @property
     def max_bytes(self) -> int:
-        """Return the largest DHCP message the client takes, without IP and UDP headers."""
+        """The largest DHCP message that the client takes, without IP and UDP headers."""
         raw = self.options.get(Option.MAX_SIZE, b"")
         size = int.from_bytes(raw, "big") if len(raw) == 2 else 0
         return max(size, _DEFAULT_MAX_BYTES) - _HEADERS_BYTES
@@ -93,8 +92,8 @@ class DhcpRequest:
 class Offer:
     """The guest's configuration. `domain` and `search` are valid domain names.
 
-    `routes` are pairs of a network and its gateway. The gateway 0.0.0.0 stands for a network that
-    is on the link.
+    `routes` are pairs of a network and its gateway. The gateway 0.0.0.0 marks a network on the
+    link.
     """
 
     mac: bytes
@@ -114,7 +113,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class DhcpAnswer:
-    """A reply and its destination. Without `unicast`, both MAC and address are for broadcast."""
+    """A reply and its destination. Without `unicast`, the MAC and address are for broadcast."""
 
     kind: MessageType
     message: bytes
@@ -151,7 +150,7 @@ def lease_of(message: bytes, mac: bytes) -> DhcpLease | None:
 
 
 def parse(message: bytes) -> DhcpRequest | None:
-    """Return the request in a UDP payload; None for anything but a complete DHCP request."""
+    """Return the request in a UDP payload; None for any other or incomplete message."""
     if len(message) < _FIXED.size + 4 or message[_FIXED.size : _FIXED.size + 4] != _MAGIC:
         return None
     fields = _FIXED.unpack_from(message)
@@ -198,7 +197,7 @@ def answer(request: DhcpRequest, offer: Offer) -> DhcpAnswer | None:
 
     Clients with other MACs get no reply, so that a guest cannot exhaust addresses (NET-06). Relays
     and clients of other servers get no reply either. DECLINE and RELEASE get no reply, because the
-    guest keeps its address for as long as the guest exists.
+    guest keeps its address as long as the guest exists.
     """
     if request.mac != offer.mac or request.relay != ANY:
         return None
@@ -266,7 +265,7 @@ def _echo(request: DhcpRequest) -> list[tuple[Option, bytes]]:
 
 
 def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
-    """Return options in order of importance: `_build` drops options for which no room is left."""
+    """Return options in order of importance. `_build` drops options for which no room is left."""
     network = offer.address.network
     routes = guest_routes(offer)
     options = [(Option.MASK, network.netmask.packed)]
@@ -291,8 +290,8 @@ def _configuration(offer: Offer) -> list[tuple[Option, bytes]]:
 def guest_routes(offer: Offer) -> tuple[tuple[IPv4Network, IPv4Address], ...]:
     """Return the routes of option 121; empty if option 3 suffices.
 
-    A client that reads option 121 ignores option 3 (RFC 3442), so the default route is repeated
-    here. A router outside the guest's subnet (`ptp`, Calico) first needs a route on the link.
+    A client that reads option 121 ignores option 3 (RFC 3442), so option 121 repeats the default
+    route. A router outside the guest's subnet (`ptp`, Calico) first needs a route on the link.
     """
     off_link = offer.router is not None and offer.router not in offer.address.network
     if not offer.routes and not off_link:
@@ -340,12 +339,11 @@ def _build(
 
 
 def _shortened(domains: bytes, room: int) -> bytes:
-    """Return the first domains that fit in `room` together with the heads of the option's parts."""
     heads = 2 * -(-room // _PART_BYTES)
     return first_domains(domains, room - heads)
 
 
 def _option(code: int, value: bytes) -> bytes:
-    """Return one option, in several parts if it is too long for one (RFC 3396)."""
+    """Return one option, in several parts if it is longer than 255 bytes (RFC 3396)."""
     parts = [value[start : start + 255] for start in range(0, len(value), 255)]
     return b"".join(bytes((code, len(part))) + part for part in parts)

@@ -1,7 +1,7 @@
-"""Answers DHCPv6 for one guest that has fixed addresses (RFC 8415, 3646).
+"""DHCPv6 for one guest with fixed addresses (RFC 8415, 3646).
 
-As with DHCP for IPv4, a guest is known by its tap: its DUID is returned, but chooses nothing. The
-addresses never change, so there is no lease database.
+As with DHCP for IPv4, a guest is known by its tap. Its DUID is returned, but otherwise ignored.
+The addresses never change, so no lease database is needed.
 """
 
 import struct
@@ -84,13 +84,12 @@ class Offer6:
     mtu: int = 1500
     lease_s: int = 3600
     routes: tuple[IPv6Network, ...] = ()
-    """Networks that the guest reaches by `server`."""
+    """Networks that the guest reaches through `server`."""
     on_link: tuple[IPv6Network, ...] = ()
-    """Networks on the link, besides those of the addresses."""
+    """Networks on the link, in addition to those of the addresses."""
 
     @property
     def server_id(self) -> bytes:
-        """Return the server's DUID."""
         return struct.pack("!HH", _DUID_LL, _ETHERNET) + self.server_mac
 
 
@@ -98,7 +97,8 @@ class Offer6:
 class Request6:
     """A client's message, reduced to the needed fields.
 
-    `ias` has the id of each identity association, with the addresses that the client names in it.
+    `ias` has the id of each identity association (IA), with the addresses that the client names in
+    it.
     """
 
     kind: int
@@ -110,7 +110,7 @@ class Request6:
 
 
 def parse6(message: bytes) -> Request6 | None:
-    """Return the request in a UDP payload; None for anything but a complete message of a client."""
+    """Return the request in a UDP payload; None for any other or incomplete message."""
     if len(message) < _LEAST_BYTES:
         return None
     options = _options(message[4:])
@@ -131,7 +131,6 @@ def parse6(message: bytes) -> Request6 | None:
 
 
 def _options(field: bytes) -> list[tuple[int, bytes]] | None:
-    """Return the options in order; None if one is truncated."""
     found = []
     offset = 0
     while offset < len(field):
@@ -180,7 +179,7 @@ def _leased(request: Request6, offer: Offer6) -> bytes:
 
 
 def _noted(request: Request6, offer: Offer6) -> bytes:
-    """Confirm a release or decline. The guest keeps its addresses for as long as it exists."""
+    """Confirm a release or decline. The guest keeps its addresses as long as the guest exists."""
     return _reply(request, offer, [_status(Status6.SUCCESS)])
 
 
@@ -217,7 +216,7 @@ _ANSWERS: dict[int, tuple[frozenset[_Server], Callable[[Request6, Offer6], bytes
 def _granted(request: Request6, offer: Offer6) -> Iterator[bytes]:
     """Yield each identity association. The first association has all addresses of the guest.
 
-    An address that the client names, but that its association does not have, gets lifetime zero.
+    An address that the client names and its association lacks gets lifetime zero.
     """
     for at, (iaid, asked) in enumerate(request.ias):
         own = [one.ip for one in offer.addresses] if at == 0 else []

@@ -1,7 +1,4 @@
-"""Builds and parses the Ethernet, IPv4 and UDP headers of DHCP messages.
-
-It also builds the filters of the receiving sockets.
-"""
+"""Ethernet, IPv4 and UDP headers of DHCP messages, and BPF filters of the receiving sockets."""
 
 import struct
 from ipaddress import IPv4Address
@@ -31,9 +28,9 @@ BpfStep = tuple[int, int, int, int]
 
 
 def request_filter(mac: bytes) -> list[BpfStep]:
-    """Return BPF instructions that pass only those frames from `mac` that are requests to netd.
+    """Return BPF instructions that pass only frames from `mac` that are requests to netd.
 
-    In IPv4, these are unfragmented UDP datagrams to port 67. In IPv6, they are UDP datagrams to
+    In IPv4, these are unfragmented UDP datagrams to port 67. In IPv6, these are UDP datagrams to
     port 547 and router solicitations, directly behind the IPv6 header.
     """
     source: list[_Step] = [
@@ -73,7 +70,6 @@ def reply_filter() -> list[BpfStep]:
 
 
 def _datagrams(port: int) -> list[_Step]:
-    """Return the instructions about IPv4 that pass unfragmented UDP datagrams to `port`."""
     return [
         (_LDB, "", "", 23),
         (_JUMP_IF_EQUAL, "", "drop", _UDP),
@@ -100,7 +96,7 @@ def _assembled(steps: list[_Step], labels: dict[str, int]) -> list[BpfStep]:
 
 
 def payload(frame: bytes, port: int = SERVER_PORT) -> bytes | None:
-    """Return the DHCP message in a frame; None if it is not to `port`, or lengths do not fit."""
+    """Return the DHCP message in a frame; None if the port differs, or lengths do not fit."""
     if len(frame) < _ETHERNET_BYTES + _IP_BYTES + _UDP_BYTES:
         return None
     header = frame[_ETHERNET_BYTES]

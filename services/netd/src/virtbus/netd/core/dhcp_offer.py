@@ -1,4 +1,4 @@
-"""Builds the DHCP offers of a VM's interfaces, from their addresses and routes and DNS settings."""
+"""DHCP offers of a VM's interfaces, from their addresses, routes and DNS settings."""
 
 from dataclasses import dataclass, replace
 from ipaddress import (
@@ -21,8 +21,8 @@ from virtbus.netd.core.masquerade import guest_side
 from virtbus.schemas.dns import DnsConfig
 
 LINK_LOCAL_SERVER = IPv4Address("169.254.254.1")
-"""The DHCP server id on a network without a gateway. Unicast renewals do not reach it, so clients
-renew by broadcast after T2."""
+"""The DHCP server id on a network without a gateway. Unicast renewals do not reach this address, so
+clients renew by broadcast after T2."""
 
 _DEFAULT_ROUTE = IPv4Network("0.0.0.0/0")
 
@@ -47,8 +47,8 @@ def offers_of(
     """Return an offer for each interface, in order; None if netd does not answer DHCP there.
 
     Only the first interface with a gateway gives the guest a default route. `names_domain` is the
-    domain of VMs' names, which the gateways of kinds in WITH_NAMES resolve. If it is empty, they
-    resolve no names.
+    domain of VMs' names, which the gateways of kinds in WITH_NAMES resolve. If empty, these
+    gateways resolve no names.
     """
     offers: list[Offer | None] = []
     routed = False
@@ -58,7 +58,7 @@ def offers_of(
             continue
         resolved = names_domain if nic.kind in WITH_NAMES else ""
         around = replace(site, dns=()) if nic.kind is NicKind.ISOLATED else site
-        # the guest asks the resolver, which asks the servers of the network
+        # The guest queries netd's resolver, which queries the servers of the network.
         served = nic.model_copy(update={"dns": ()}) if resolved else nic
         named = _named(attachment, nic, around, resolved)
         routed_elsewhere = routed or not nic.gateway
@@ -71,7 +71,7 @@ def offers_of(
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The offers of one interface, by IP version. If one is None, the guest gets no such offer."""
+    """The offers of one interface, by IP version. None means that netd makes no such offer."""
 
     four: Offer | None
     six: Offer6 | None = None
@@ -122,8 +122,8 @@ def _offer6(
 def _router6(nic: Nic) -> IPv6Address | None:
     """Return the address by which the guest knows its IPv6 router; None without a known router.
 
-    If the router of a CNI network is not on this host, it advertises itself to the guest. So netd
-    does not need the router's address.
+    A router of a CNI network that is not on this host advertises itself to the guest. netd does not
+    need the address of such a router.
     """
     if nic.kind is NicKind.CNI:
         return IPv6Address(nic.router6) if nic.router6 else None
@@ -150,7 +150,7 @@ def _named(attachment: Attachment, nic: Nic, site: DhcpSettings, names_domain: s
 
 
 def _dns(own: DnsConfig | None, nic: Nic, site: DhcpSettings) -> DhcpSettings:
-    """Return the settings with the DNS of the VM, or otherwise that of the network or the node.
+    """Return the settings with the DNS of the VM; without one, with that of the network or node.
 
     A client that does not know option 119 (the search list) searches only in `domain`.
     """

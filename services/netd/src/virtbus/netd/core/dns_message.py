@@ -1,4 +1,4 @@
-"""Reads a guest's DNS query, and builds answers to it (RFC 1035, 2308, 6891), with dnspython.
+"""DNS queries of guests and the answers to them (RFC 1035, 2308, 6891), with dnspython.
 
 A query has one question, at most one further record (EDNS), and at most MAX_QUERY_BYTES. These
 bounds are checked before dnspython reads the query, so a query costs at most 1 ms of CPU.
@@ -21,7 +21,7 @@ from virtbus.netd.core.reach import Address
 
 MAX_QUERY_BYTES = 512
 TTL_S = 5
-"""Lifetime of names and of their absence: a VM may move, or get its name, at any time."""
+"""Lifetime of names and of negative answers. A VM may move, or get its name, at any time."""
 _HEADER = struct.Struct("!HHHHHH")
 _RESPONSE, _OPCODES, _RECURSION = 0x8000, 0x7800, 0x0100
 _PLAIN_BYTES, _MOST_BYTES = 512, 1232
@@ -29,7 +29,7 @@ _PLAIN_BYTES, _MOST_BYTES = 512, 1232
 
 
 class BadQueryError(Exception):
-    """Raised for a message that is not a query, or cannot be answered. `reply` is the refusal.
+    """A message that is not a query, or cannot be answered. `reply` is the refusal.
 
     If `reply` is None, the message gets no answer.
     """
@@ -50,7 +50,7 @@ class DnsQuery:
 
 
 def read(wire: bytes) -> DnsQuery:
-    """Return the question of a message; raise BadQueryError if there is none."""
+    """Return the question of a message; raise BadQueryError if it cannot be answered."""
     if len(wire) < _HEADER.size:
         raise BadQueryError(None)
     _id, flags, questions, answers, authorities, additional = _HEADER.unpack_from(wire)
@@ -81,7 +81,7 @@ def _refused(wire: bytes, code: dns.rcode.Rcode) -> bytes:
 
 
 def positive(query: DnsQuery, addresses: Sequence[Address], authority: str) -> bytes:
-    """Return the addresses of the asked type; without any, the answer that there are none."""
+    """Return the addresses of the queried type; without any, a negative answer."""
     answer = _answer(query)
     for version, kind in ((4, "A"), (6, "AAAA")):
         texts = [str(address) for address in addresses if address.version == version]
@@ -92,7 +92,7 @@ def positive(query: DnsQuery, addresses: Sequence[Address], authority: str) -> b
 
 
 def pointer(query: DnsQuery, name: str, authority: str) -> bytes:
-    """Return the answer with the name of the asked address; negative if another type is asked."""
+    """Return the name of the queried address; for types other than PTR, a negative answer."""
     if query.kind not in {"PTR", "ANY"}:
         return negative(query, authority, exists=True)
     answer = _answer(query)
@@ -102,9 +102,9 @@ def pointer(query: DnsQuery, name: str, authority: str) -> bytes:
 
 
 def negative(query: DnsQuery, authority: str, *, exists: bool) -> bytes:
-    """Return the answer that a name has no record of the asked type, with the SOA record.
+    """Return a negative answer with the SOA record of the zone `authority`.
 
-    If not `exists`, return the answer that the name does not exist. `authority` is the name's zone.
+    If `exists`, the name exists, but has no record of the queried type.
     """
     answer = _answer(query)
     if not exists:
@@ -118,7 +118,7 @@ def negative(query: DnsQuery, authority: str, *, exists: bool) -> bytes:
 
 
 def failure(query: DnsQuery) -> bytes:
-    """Return the error that nobody could answer now. Clients repeat the query and cache nothing."""
+    """Return a temporary error. Clients repeat the query and cache nothing."""
     answer = _response(query)
     answer.set_rcode(dns.rcode.SERVFAIL)
     return _encoded(query, answer)
@@ -153,7 +153,7 @@ def _encoded(query: DnsQuery, answer: dns.message.Message) -> bytes:
 
 
 def asked_again(wire: bytes, number: bytes) -> bytes:
-    """Return a query with another id of two bytes, to send it to another server."""
+    """Return a query with the id `number` of two bytes, for another server."""
     return number + wire[2:]
 
 

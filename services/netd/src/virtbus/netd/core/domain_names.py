@@ -1,4 +1,4 @@
-"""Selects and encodes domain names that guests get."""
+"""Selection and encoding of the domain names that guests get."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Refuses requests with an outdated epoch, from before a release or new assignment of the VM."""
+"""Refusal of requests with an outdated epoch, from before a release or new assignment of the VM."""
 
 from virtbus.bus.runtime.recent import Recent
 from virtbus.netd.core.attachment import Attachment
@@ -10,7 +10,7 @@ MAX_REMEMBERED = 10_000
 
 
 def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
-    """Refuse an epoch that is lower than that of the known attachment.
+    """Refuse an epoch below that of the known attachment.
 
     Raises:
         VirtbusError: 409 `stale_epoch`.
@@ -24,13 +24,13 @@ def check_epoch(uid: str, asked: int, known: Attachment | None) -> None:
 
 
 class ReleasedEpochs:
-    """The highest released epoch of each uid. Requests with this epoch or a lower are outdated."""
+    """The highest released epoch of each uid. Requests up to this epoch are outdated."""
 
     def __init__(self) -> None:
         self._epochs: Recent[str, int] = Recent(MAX_REMEMBERED)
 
     def add(self, uid: str, epoch: int) -> None:
-        """Accept only higher epochs of `uid` from now on; `ANY_EPOCH` restricts nothing."""
+        """Accept only higher epochs of `uid` from now on. `ANY_EPOCH` restricts nothing."""
         if epoch >= ANY_EPOCH:
             return
         self._epochs[uid] = max(epoch, self._epochs.get(uid, 0))

@@ -1,4 +1,4 @@
-"""Declares findings: the results of comparing a VM's network with the host."""
+"""Findings: the results of comparing a VM's network with the host."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class NetworkFinding:
     message: str
     error: ErrorBody | None = None
     incomplete: bool = False
-    """True if parts are still missing, because netd cannot make them now."""
+    """True if links or rules are still missing, because netd cannot make them now."""
 
     @property
     def reason(self) -> str:
@@ -24,14 +24,13 @@ class NetworkFinding:
 
     @property
     def refusal(self) -> VirtbusError:
-        """Return the error for requests about this network."""
         return VirtbusError(Code.CONFLICT, "network_lost", self.message)
 
 
 def repaired(attachment: Attachment, faults: list[str], left: list[str]) -> NetworkFinding:
     """Return the finding for a repaired network.
 
-    `faults` are the parts that were missing, and `left` those that are missing after the repair.
+    `faults` were missing before the repair; `left` are still missing after it.
     """
     if left:
         message = (
@@ -45,7 +44,7 @@ def repaired(attachment: Attachment, faults: list[str], left: list[str]) -> Netw
 
 
 def unbuilt(attachment: Attachment, faults: list[str]) -> NetworkFinding:
-    """Return the finding for a network that cannot be repaired, and that no running guest has."""
+    """Return the finding for an irreparable network that no running guest has."""
     what = ", ".join(faults)
     message = f"parts of it are missing: {what}; the VM's next start makes the network again"
     return NetworkFinding(attachment, message, incomplete=True)

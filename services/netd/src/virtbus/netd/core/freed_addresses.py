@@ -1,4 +1,4 @@
-"""Remembers the addresses that interfaces of this host had, in the order of their releases."""
+"""Addresses that interfaces of this host released, in the order of the releases."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
@@ -23,7 +23,7 @@ class Journal(Protocol):
     """Keeps releases over a restart of netd."""
 
     def append(self, releases: Iterable[Freed]) -> None:
-        """Store further releases, after the stored ones."""
+        """Store further releases, after the stored releases."""
 
     def all(self) -> list[Freed]:
         """Return the stored releases, the oldest first."""
@@ -49,7 +49,6 @@ class FreedAddresses:
                 del self._of[next(iter(self._of))]
 
     def of(self, nic: Nic) -> Mapping[str, int]:
-        """Return the released addresses of an interface's network, with the order of release."""
         there = self._of.get(network_of(nic), {})
         return {address: order for order, address in enumerate(there)}
 
@@ -60,7 +59,7 @@ class FreedAddresses:
 
 
 def releases_of(uid: str, nics: Iterable[Nic], left: Iterable[Nic] = ()) -> Iterator[Freed]:
-    """Yield the addresses of a VM's interfaces, except those that the interfaces `left` have."""
+    """Yield the addresses of a VM's interfaces that no interface in `left` has."""
     kept = {(network_of(nic), address) for nic in left for address in nic.addresses}
     for nic in nics:
         network = network_of(nic)

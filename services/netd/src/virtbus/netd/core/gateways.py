@@ -1,4 +1,4 @@
-"""Holds the gateways of a network on a host, by IP version."""
+"""The gateways of a network on a host, by IP version."""
 
 from ipaddress import IPv4Interface, IPv6Interface
 from typing import NamedTuple
@@ -14,14 +14,11 @@ class Gateways(NamedTuple):
 
     @property
     def all(self) -> list[IPv4Interface | IPv6Interface]:
-        """Return the gateway of IPv4 and, if the network has it, that of IPv6."""
         return [self.four] if self.six is None else [self.four, self.six]
 
     @property
     def subnets(self) -> list[Net]:
-        """Return the guests' subnets."""
         return [one.network for one in self.all]
 
     def overlapped(self, other: Net) -> Net | None:
-        """Return the guests' subnet that overlaps `other`; None if none does."""
         return next((one for one in self.subnets if overlapping(one, other)), None)

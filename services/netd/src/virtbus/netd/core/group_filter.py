@@ -1,13 +1,15 @@
-"""Builds the rules of security groups in a VM's namespace, as nftables tables (ADR 0069).
+"""Rules of security groups in a VM's namespace, as nftables tables (ADR 0069).
 
-The tables are separate from the anti-spoofing filter. They exist only while an interface is
-isolated, by a group or by its network. IP packets on the inner bridge pass the hooks of IP
-(`br_netfilter`), so the kernel tracks their connections. Each packet is compared with the rules by
-the addresses and the port of its connection's first packet, and not by its own. So one rule is
-enough for the packets of both directions, and a connection ends when no rule allows it any more.
+The tables are separate from the anti-spoofing filter. They exist only while a group or a network
+isolates an interface. IP packets on the inner bridge pass the hooks of IP (`br_netfilter`), so the
+kernel tracks their connections.
 
-The mark of a connection says that the guest opened it. A chain on the tap marks the packets of the
-guest, because the addresses of a packet do not prove who sent it.
+The rules compare each packet by the addresses and the port of its connection's first packet. One
+rule is therefore enough for the packets of both directions. A connection ends when no rule allows
+it any more.
+
+A marked connection was opened by the guest. A chain on the tap marks the packets of the guest,
+because the addresses of a packet do not prove the sender.
 """
 
 import hashlib
@@ -63,25 +65,23 @@ class GroupedNic:
     rules: tuple[PeerRule, ...] = ()
     on_segment: bool = False
     is_translated: bool = False
-    """True if its packets are routed between `bridge` and `eth`, and not bridged."""
+    """True if its packets are routed, not bridged, between `bridge` and `eth`."""
 
     @property
     def ways_in(self) -> tuple[str, ...]:
-        """Return the links on which packets from the guest or to it arrive."""
+        """The links on which packets from the guest or to the guest arrive."""
         return (self.bridge, self.eth) if self.is_translated else (self.bridge,)
 
     @property
     def entry(self) -> str:
-        """Return the name of the chain that all its packets go to first."""
         return f"nic{self.index}"
 
     def chain(self, direction: Direction) -> str:
-        """Return the name of the chain of the connections in a direction."""
         return f"{direction}{self.index}"
 
 
 def peer_rule(rule: SecurityRule, addresses: Sequence[str]) -> PeerRule:
-    """Return a rule with the addresses of its groups; texts that are no address are left out."""
+    """Return a rule with the addresses of its groups. Invalid addresses are left out."""
     return PeerRule(rule, tuple(sorted(_parsed(addresses), key=lambda one: (one.version, one))))
 
 
@@ -101,7 +101,7 @@ def sets_of(nics: Sequence[GroupedNic]) -> list[nft.AddressSet]:
 
 
 def _sets(nic: GroupedNic) -> dict[int, tuple[nft.AddressSet, nft.AddressSet]]:
-    """Return, by a rule's position, its sets of IPv4 and of IPv6, if the rule names a group."""
+    """Return the sets of IPv4 and of IPv6 by the position of each rule that names a group."""
     found = {}
     for position, one in enumerate(nic.rules):
         if one.rule.groups:
@@ -121,7 +121,7 @@ def _sets(nic: GroupedNic) -> dict[int, tuple[nft.AddressSet, nft.AddressSet]]:
 def _chains(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.NftRule]]]:
     """Yield the chains of the inet table with their rules.
 
-    A chain follows the chains that its rules lead to.
+    A chain follows the chains to which its rules lead.
     """
     track, forward = nft.Chain("track", _PREROUTING, _RAW), nft.Chain("forward", _FORWARD, _FILTER)
     yield (
@@ -147,14 +147,13 @@ def _chains(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.Nf
 
 
 def _entry(nic: GroupedNic) -> list[nft.NftRule]:
-    """Return the rules that each packet of an interface meets first."""
     accept, drop = nft.verdict(nft.NftVerdict.ACCEPT), nft.verdict(nft.NftVerdict.DROP)
     by_guest = ct.mark_connection(_OPENED_BY_GUEST)
     icmp6 = *nft.is_ipv6(), *nft.l4_protocol(nft.ICMP6)
     dhcp = _DHCP if nic.on_segment else ()
     parts: list[Sequence[bytes]] = [
         (*ct.is_new(), *ct.is_marked(_OPENED_BY_GUEST), *by_guest),
-        ct.mark_packet(0),  # so that rules of the host's interface below a macvlan see no mark
+        ct.mark_packet(0),  # rules of the host's interface below a macvlan must see no mark
         *((*icmp6, *ct.icmp6_types(*types), accept) for types in _NEIGHBOURS),
         *(
             (*nft.l4_protocol(nft.UDP), *nft.source_port(one), *nft.destination_port(other), accept)
@@ -172,7 +171,7 @@ def _connections(
 ) -> Iterator[tuple[nft.Chain, list[nft.NftRule]]]:
     """Yield the chains for the connections in a direction.
 
-    A chain follows the chains that its rules jump to.
+    A chain follows the chains to which its rules jump.
     """
     name, accept = nic.chain(direction), nft.verdict(nft.NftVerdict.ACCEPT)
     if direction not in nic.isolated:
@@ -187,7 +186,7 @@ def _connections(
         if len(peers) == 1:
             rules += [nft.rule(name, match, peers[0], accept) for match in _matches(one.rule)]
             continue
-        # a chain for the peers: otherwise each pair of a port and a peer would need a rule
+        # The peers get a chain. Without it, each pair of a port and a peer would need a rule.
         inner = f"{name}-{position}"
         yield nft.Chain(inner), [nft.rule(inner, peer, accept) for peer in peers]
         rules += [nft.rule(name, match, ct.jump_to(inner)) for match in _matches(one.rule)]
@@ -196,7 +195,6 @@ def _connections(
 
 
 def _matches(rule: SecurityRule) -> Iterator[Sequence[bytes]]:
-    """Yield the matches of the protocols and ports of a rule."""
     if rule.protocol is IpProtocol.ANY:
         yield ()
         return
@@ -208,7 +206,6 @@ def _matches(rule: SecurityRule) -> Iterator[Sequence[bytes]]:
 
 
 def _peers(rule: SecurityRule, sets: Sequence[nft.AddressSet]) -> Iterator[Sequence[bytes]]:
-    """Yield the matches of the peers of a rule."""
     inward = rule.direction is Direction.INGRESS
     if not rule.cidrs and not rule.groups:
         yield ()
@@ -222,8 +219,8 @@ def _peers(rule: SecurityRule, sets: Sequence[nft.AddressSet]) -> Iterator[Seque
 def _frames(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.NftRule]]]:
     """Yield the netdev chains: one marks the guest's packets, one drops what IP rules cannot see.
 
-    Rules of IP do not see a packet behind a VLAN tag, and a guest may accept packets that have a
-    priority tag.
+    Rules of IP do not see a packet behind a VLAN tag. A guest may accept such packets if they have
+    a priority tag.
     """
     accept = nft.verdict(nft.NftVerdict.ACCEPT)
     for nic in nics:
@@ -236,7 +233,7 @@ def _frames(nics: Sequence[GroupedNic]) -> Iterator[tuple[nft.Chain, list[nft.Nf
 
 
 def _named(nics: Sequence[GroupedNic]) -> str:
-    """Return a chain name that has a hash of all rules, but not of the addresses in the sets."""
+    """Return a chain name with a hash of all rules, without the addresses in the sets."""
     parts = [*_chains(nics), *_frames(nics)]
     content = hashlib.sha256(repr(_links(nics)).encode())
     for chain, rules in parts:
@@ -247,7 +244,6 @@ def _named(nics: Sequence[GroupedNic]) -> str:
 
 
 def _links(nics: Sequence[GroupedNic]) -> list[tuple[str, str, str]]:
-    """Return the links of the interfaces, which chains name."""
     return [(nic.eth, nic.bridge, nic.tap) for nic in nics]
 
 
@@ -299,7 +295,6 @@ def has_closed(nics: Sequence[GroupedNic]) -> NetlinkCall:
 
 
 def _closed(nics: Sequence[GroupedNic]) -> str:
-    """Return a chain name that has a hash of the interfaces."""
     return f"closed-{hashlib.sha256(repr(_links(nics)).encode()).hexdigest()[:12]}"
 
 
@@ -327,7 +322,7 @@ def list_members(one: nft.AddressSet) -> NetlinkCall:
 def changed_members(changes: Sequence[tuple[nft.AddressSet, set[bytes]]]) -> list[NetlinkCall]:
     """Return one transaction that corrects the sets in the kernel; empty if all are right.
 
-    `changes` has each set with the packed addresses that it has in the kernel.
+    `changes` has each set with the packed addresses that the kernel's set has.
     """
     calls = [
         call
@@ -338,7 +333,7 @@ def changed_members(changes: Sequence[tuple[nft.AddressSet, set[bytes]]]) -> lis
 
 
 def counting(nic: GroupedNic) -> dict[str, NetlinkCall]:
-    """Return the calls that list the chains with counters, by what they count."""
+    """Return the calls that list the chains with counters, by the label of the counter."""
     chains = {STATE: nic.entry} | {str(one): nic.chain(one) for one in nic.isolated}
     return {
         what: nft_counters.list_rules(nft.Family.INET, TABLE, chain)

@@ -1,4 +1,4 @@
-"""Derives the addresses of a guest behind NAT and of its gateway from the guest's network."""
+"""The addresses of a guest behind NAT and of its gateway, from the guest's network."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface, ip_network

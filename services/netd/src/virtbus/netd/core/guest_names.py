@@ -1,4 +1,4 @@
-"""Holds the VMs of this host by name and by address."""
+"""The VMs of this host by name and by address."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
@@ -19,36 +19,31 @@ class NamedVm:
     networks: tuple[tuple[str, Address], ...] = ()
     """Pairs of a network object's uid and an address that the VM has on this network's bridge."""
     gateways: tuple[tuple[IPv4Address, IPv4Address], ...] = ()
-    """Each address from which the VM queries names, with the gateway that it asks."""
+    """Each address from which the VM queries names, with the gateway that it queries."""
     servers: tuple[tuple[IPv4Address, tuple[Address, ...]], ...] = ()
     """Each address from which the VM queries names, with the name servers in its network object.
 
-    These servers are asked for names that no VM has.
+    These servers are queried for names that no VM has.
     """
     sharing: tuple[str, ...] = ()
     """The uids of the VM's networks on which guests know the VMs of all namespaces by name."""
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Return the addresses that guests of this host reach most directly."""
+        """The addresses that guests of this host reach most directly."""
         built_in: tuple[Address, ...] = (*self.built_in, *self.built_in6)
         return built_in or self.others or tuple(address for _, address in self.networks)
 
     @property
     def asking(self) -> tuple[IPv4Address, ...]:
-        """Return the IPv4 addresses from which the VM queries names."""
         networks = (one for _, one in self.networks if isinstance(one, IPv4Address))
         return (*self.built_in, *networks)
 
     def is_known_to(self, asking: "NamedVm") -> bool:
-        """Return True if both VMs are of one namespace, or on one network that shares names."""
         return self.namespace == asking.namespace or not {*self.sharing}.isdisjoint(asking.sharing)
 
     def servers_for(self, address: IPv4Address) -> tuple[Address, ...]:
-        """Return the servers for the VM's queries from an address.
-
-        If there are none, the host's servers are asked.
-        """
+        """Return the servers for the VM's queries from an address; empty for the host's servers."""
         return dict(self.servers).get(address, ())
 
     def addresses_for(self, asking: "NamedVm") -> tuple[Address, ...]:
@@ -71,18 +66,15 @@ class GuestNames:
 
     @property
     def uids(self) -> frozenset[str]:
-        """Return the uids of the VMs."""
         return frozenset(self._by_uid)
 
     def put(self, vm: NamedVm) -> None:
-        """Add a VM, in place of an earlier one with its uid."""
         self.remove(vm.uid)
         self._by_uid[vm.uid] = vm
         self._by_name.setdefault((vm.namespace, vm.name), set()).add(vm.uid)
         self._by_address.update(dict.fromkeys((*vm.asking, *vm.built_in6), vm.uid))
 
     def remove(self, uid: str) -> tuple[IPv4Address, ...]:
-        """Forget a VM; return the IPv4 addresses from which it queried names."""
         vm = self._by_uid.pop(uid, None)
         if vm is None:
             return ()

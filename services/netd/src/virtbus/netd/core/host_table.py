@@ -1,6 +1,6 @@
-"""Builds the host's nftables table `inet virtbus…` (NET-12).
+"""The host's nftables table `inet virtbus…` (NET-12).
 
-It masquerades the guests' traffic and limits the addresses that guests may reach.
+The table masquerades the guests' traffic and limits the addresses that guests may reach.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ _PREROUTING, _LOCAL_IN, _FORWARD, _LOCAL_OUT, _POSTROUTING = 0, 1, 2, 3, 4
 _BEFORE_REDIRECTS, _FILTER, _SOURCE_NAT = -110, 0, 100
 
 _CLOSED = frozenset({NicKind.NAT, NicKind.OVERLAY})
-"""Kinds whose guests get no connection from outside, except by published ports."""
+"""Kinds whose guests accept connections from outside only at published ports."""
 
 ROUTER = IPv6Interface("fe80::1/64")
-"""The link-local address of every bridge with IPv6: guests have it as their default router."""
+"""The link-local address of every bridge with IPv6, and default router of its guests."""
 
 
 def table_of(bridge: str) -> str:
@@ -37,20 +37,20 @@ def host_table(
 ) -> list[NetlinkCall]:
     """Return the transaction that replaces the table of a bridge.
 
-    With `gateway6`, guests use IPv6 by the same rules; without it, their IPv6 is dropped.
+    With `gateway6`, guests use IPv6 by the same rules. Without it, their IPv6 is dropped.
 
     An isolated network has the rules of `_isolated`. Traffic of a routed network is not
-    masqueraded. Nobody outside opens a connection to a guest of a nat or overlay network, except to
-    a published port. Packets to a gateway that do not come from its own bridge are dropped before a
+    masqueraded. Guests of a nat or overlay network accept connections from outside only at
+    published ports. Packets to a gateway must come from its own bridge. Others are dropped before a
     published port of the host could redirect them.
 
     A guest may answer its host, query a name server, and ping the gateway. Nothing else of the host
-    is open, unless a setting opens an address of the host. A guest may reach all other addresses
-    except metadata, the hosts of the fleet, and addresses that a setting closes.
+    is open, unless a setting opens an address of the host. Of all other addresses, three groups are
+    closed: metadata, the hosts of the fleet, and addresses that a setting closes.
 
-    While the resolver is replaced, or started again, nobody listens at its port. The kernel's error
-    "port unreachable" is dropped, because it would end a guest's lookup. Without an answer, the
-    guest repeats its query.
+    While the resolver is replaced or restarted, its port is closed. The kernel's error "port
+    unreachable" would end a guest's lookup, so the error is dropped. Without an answer, the guest
+    repeats its query.
     """
     if kind is NicKind.ISOLATED:
         return _isolated(bridge)
@@ -102,7 +102,7 @@ def host_table(
 def _only_published(bridge: str) -> Iterator[nft.NftRule]:
     """Yield the rules for new connections to guests: only those to published ports pass.
 
-    Connections that another program, such as kube-proxy, redirects to a guest do not pass.
+    Connections that another program, such as kube-proxy, redirects to a guest are dropped.
     """
     to_guest, accept = nft.goes_to(bridge), nft.verdict(nft.NftVerdict.ACCEPT)
     yield nft.rule("forward", to_guest, redirected.is_redirected(), accept)
@@ -112,11 +112,11 @@ def _only_published(bridge: str) -> Iterator[nft.NftRule]:
 def _gateways(
     bridge: str, gateway: IPv4Interface, gateway6: IPv6Interface | None
 ) -> Iterator[nft.NftRule]:
-    """Yield the rules that close the gateways to everybody but the bridge's own guests.
+    """Yield the rules that open the gateways only to the bridge's own guests.
 
-    Guests on a segment can send packets to a gateway, and no host has filtered these packets. So
-    can machines that have a route to a routed network. The rules in `input` drop packets whose
-    destination another program has rewritten to a gateway.
+    Other senders are guests on a segment, whose packets no host has filtered, and machines with a
+    route to a routed network. The rules in `input` drop packets whose destination another program
+    has rewritten to a gateway.
     """
     elsewhere = (*nft.comes_from_elsewhere_than(bridge), *nft.comes_from_elsewhere_than("lo"))
     places = [(*nft.is_ipv4(), *nft.ip_destination(gateway.ip))]
@@ -130,9 +130,9 @@ def _gateways(
 def _tunnels(kind: NicKind, hosts: nft.AddressSet) -> Iterator[nft.NftRule]:
     """Yield the rules for frames of overlays: only hosts of the fleet may send them.
 
-    A frame of a masqueraded guest reaches another host with the address of the guest's host, so
-    the other host would accept it. This host therefore drops overlay frames that it would forward
-    to hosts, even if a setting opens the hosts to guests.
+    A frame of a masqueraded guest reaches another host with the address of the guest's host, so the
+    other host would accept it. This host therefore never forwards overlay frames to hosts, even if
+    a setting opens the hosts to guests.
     """
     if kind is NicKind.OVERLAY:
         yield reach_rules.tunnel_frames("input", hosts)
@@ -151,7 +151,7 @@ def _input6(bridge: str, gateway: IPv6Interface, reach: ReachRules) -> Iterator[
 def _forward6(
     bridge: str, gateway: IPv6Interface, reach: ReachRules, hosts: nft.AddressSet
 ) -> Iterator[nft.NftRule]:
-    """Yield the rules for IPv6 that a guest sends elsewhere than to its host.
+    """Yield the rules for IPv6 from a guest to destinations other than its host.
 
     Packets to metadata, hosts and addresses that a setting closes are dropped.
     """
@@ -170,10 +170,9 @@ def _masquerade6(bridge: str, gateway: IPv6Interface | None) -> Iterator[nft.Nft
 
 
 def _isolated(bridge: str) -> list[NetlinkCall]:
-    """Return the transaction for a bridge whose guests reach each other only.
+    """Return the transaction for a bridge whose guests reach only each other.
 
-    The rule that accepts packets between the bridge's ports is for hosts on which bridged packets
-    pass the forward hook.
+    On some hosts, bridged packets pass the forward hook. One rule accepts them there.
     """
     drop, accept = nft.verdict(nft.NftVerdict.DROP), nft.verdict(nft.NftVerdict.ACCEPT)
     guest, to_guest = nft.came_from(bridge), nft.goes_to(bridge)

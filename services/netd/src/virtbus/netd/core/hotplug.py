@@ -1,4 +1,4 @@
-"""Decides which interfaces of a running guest are plugged and unplugged."""
+"""Choice of the interfaces to plug into and unplug from a running guest."""
 
 from virtbus.netd.core.attachment import Attachment, Nic
 from virtbus.netd.core.names import host_link
@@ -7,12 +7,11 @@ from virtbus.schemas.nic import NICS_MAX
 
 
 def grown(known: Attachment, wanted: Attachment) -> Attachment:
-    """Return the attachment of a running guest: `known`, changed as its record (`wanted`) asks.
+    """Return the attachment of a running guest: `known`, updated to its record (`wanted`).
 
-    A new interface becomes pending, and an interface that the record no longer has becomes leaving.
-    The other interfaces stay as they are. While an interface of `known` has the name of a new one,
-    or no index is free, the new interface is absent from the result. A record that is older than
-    `known` changes nothing.
+    A new interface becomes pending. An interface that the record no longer has becomes leaving.
+    Other interfaces stay unchanged. A new interface is left out as long as `known` has an interface
+    of the same name, or no index is free. A record that is older than `known` changes nothing.
     """
     if wanted.generation < known.generation:
         return known
@@ -29,7 +28,7 @@ def grown(known: Attachment, wanted: Attachment) -> Attachment:
             nics.append(_numbered(nic, wanted.uid, index))
     nics += [nic.model_copy(update={"leaving": True}) for nic in former.values()]
     after = known.with_nics(nics)
-    # after a crash, the plugins of a running guest must not be undone: its network counts as made
+    # After a crash, the plugins of a running guest must not be undone: its network counts as made.
     return after.model_copy(update={"made": True}) if after.changing else after
 
 
@@ -51,7 +50,7 @@ def differs(known: Attachment, wanted: Attachment) -> bool:
 
 
 def of_name(attachment: Attachment, name: str) -> Nic | None:
-    """Return the interface `name`; None if there is none."""
+    """Return the interface `name`, or None."""
     return next((nic for nic in attachment.nics if nic.name == name), None)
 
 

@@ -1,4 +1,4 @@
-"""Builds and parses the Ethernet, IPv6, UDP and ICMPv6 headers of messages to and from a guest."""
+"""Ethernet, IPv6, UDP and ICMPv6 headers of messages to and from a guest."""
 
 import struct
 from ipaddress import IPv6Address
@@ -24,10 +24,7 @@ class Heard(NamedTuple):
 
 
 def heard(frame: bytes) -> Heard | None:
-    """Return the DHCPv6 message or the router solicitation in a frame.
-
-    Return None if lengths are inconsistent, or if the frame has neither.
-    """
+    """Return the DHCPv6 message or router solicitation in a frame; None for any other frame."""
     start = _ETHERNET_BYTES + _IPV6_BYTES
     if len(frame) < start + _UDP_BYTES or frame[12:14] != struct.pack("!H", ETHERTYPE_IPV6):
         return None
@@ -77,6 +74,6 @@ def _checksum(source: IPv6Address, destination: IPv6Address, protocol: int, cont
 
 
 def link_local_of(mac: bytes) -> IPv6Address:
-    """Return the link-local address that a guest makes of its MAC (RFC 4291, appendix A)."""
+    """Return the link-local address that a guest derives from its MAC (RFC 4291, appendix A)."""
     eui = bytes((mac[0] ^ 2,)) + mac[1:3] + b"\xff\xfe" + mac[3:]
     return IPv6Address(b"\xfe\x80" + bytes(6) + eui)

@@ -1,4 +1,4 @@
-"""Builds the file of an attachment in the cache of results, as libcni 1.3 writes it."""
+"""The file of an attachment in the cache of results, as libcni 1.3 writes it."""
 
 import base64
 import json
@@ -9,7 +9,7 @@ from virtbus.netd.core.cni_verbs import SUPPORTED, CniPlace, objects, version_nu
 
 _CACHE_KIND = "cniCacheV1"
 _ESCAPED = "<>&\u2028\u2029"
-"""Characters that Go's encoder of JSON escapes, besides those that JSON itself requires."""
+"""Characters that Go's encoder of JSON escapes, in addition to those that JSON requires."""
 _FIELDS = {
     "interfaces": ("name", "mac", "mtu", "sandbox", "socketPath", "pciID"),
     "ips": ("version", "interface", "address", "gateway"),
@@ -35,8 +35,8 @@ def cached_result(
 ) -> bytes:
     """Return the file of an attachment.
 
-    `source` is the text of its conflist, and `given` has the words of CNI_ARGS and the values of
-    the capabilities.
+    `source` is the text of the conflist. `given` has the words of CNI_ARGS and the values of the
+    capabilities.
     """
     arguments, runtime = given
     info = {
@@ -59,10 +59,10 @@ def list_text(name: Any, version: Any, plugin: dict[str, Any]) -> str:
 
 
 def _typed(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a result that libcni keeps: the fields that libcni knows.
+    """Return the fields of a result that libcni knows, which it keeps.
 
-    Empty fields are left out, except those in _ALSO_ZERO.
-    A result of a version that libcni does not know stays as it is.
+    Empty fields are left out, except those in _ALSO_ZERO. If libcni does not know the version, the
+    result stays unchanged.
     """
     version = result.get("cniVersion")
     if version not in SUPPORTED:

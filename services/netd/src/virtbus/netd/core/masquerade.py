@@ -1,9 +1,9 @@
-"""Derives the addresses, routes and nftables rules of guests behind NAT in their namespace.
+"""Addresses, routes and nftables rules of guests behind NAT in their namespace (ADR 0085).
 
 The namespace has the addresses of the network on `eth`, and is the guest's gateway on the inner
-bridge. It rewrites the source of connections that the guest opens. Packets from outside lead to the
-guest only if they are for a declared port, or echo requests. If the interface declares no port, all
-packets lead to the guest (ADR 0085).
+bridge. It rewrites the source of connections that the guest opens. From outside, only packets to a
+declared port and echo requests lead to the guest. If the interface declares no port, all packets
+lead to the guest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,8 +35,8 @@ def refuse_overlap(nic: Nic) -> Nic:
     """Return the interface unchanged, after a check of the guest's own networks.
 
     Raises:
-        VirtbusError: 422 `guest_network_taken`: one of them overlaps the network of one of the
-            interface's addresses.
+        VirtbusError: 422 `guest_network_taken`: a network of the guest overlaps the network of an
+            address of the interface.
     """
     for ends in nic.guest_ends:
         inner = ends.guest.network
@@ -92,7 +92,7 @@ def nat_table(nics: Sequence[Nic]) -> list[NetlinkCall]:
     """Return the transaction that makes or replaces the table of a VM's namespace.
 
     Only `lo`, neighbour discovery and the guest's echo requests reach the namespace itself. The
-    rules of `forward` name links, so they leave the bridged packets of other interfaces alone.
+    rules of `forward` name links, so the bridged packets of other interfaces pass.
     """
     chains = [
         nft.Chain("outside", _PREROUTING, _BEFORE_NAT),
@@ -110,8 +110,8 @@ def nat_table(nics: Sequence[Nic]) -> list[NetlinkCall]:
 def _translated(nic: Nic) -> Iterator[nft.NftRule]:
     """Yield the rules that rewrite addresses or drop packets from outside to the guest's network.
 
-    The packets must be dropped here, because `forward` accepts every connection that counts as
-    rewritten. The kernel also counts a connection as rewritten if it only changed an identifier.
+    These packets must be dropped here, because `forward` accepts every connection that the kernel
+    calls rewritten. The kernel calls a connection rewritten even if only an identifier changed.
     """
     for ends, outer in _pairs(nic):
         guest = ends.guest.ip
@@ -128,10 +128,7 @@ def _translated(nic: Nic) -> Iterator[nft.NftRule]:
 
 
 def _open(nic: Nic, version: int) -> Iterator[Sequence[bytes]]:
-    """Yield the matches of packets that lead to the guest.
-
-    If the interface declares no port, yield one match of all packets.
-    """
+    """Yield the matches of packets that lead to the guest: all packets without declared ports."""
     if not nic.ports:
         yield ()
         return
@@ -182,7 +179,6 @@ def _forward(nic: Nic) -> Iterator[nft.NftRule]:
 
 
 def _pairs(nic: Nic) -> Iterator[tuple[GuestEnds, list[Address]]]:
-    """Yield the ends of the guest's network and the outer addresses, by version of IP."""
     outer = [ip_interface(one).ip for one in nic.addresses]
     for ends in nic.guest_ends:
         yield ends, [one for one in outer if one.version == ends.guest.version]

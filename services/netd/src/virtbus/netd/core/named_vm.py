@@ -1,4 +1,4 @@
-"""Derives a VM's names and addresses from its attachment."""
+"""A VM's names and addresses, from its attachment."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface
 

@@ -1,4 +1,4 @@
-"""Derives the names and MACs of links and namespaces on the host, most of them from a uid."""
+"""Names and MACs of links and namespaces on the host, most of them derived from a uid."""
 
 import hashlib
 import re
@@ -14,15 +14,12 @@ OWNER_PREFIX = "virtbus:"
 NETWORK_BRIDGES = "vbn"
 """The prefix of the names of network objects' bridges."""
 _MAX_ALIAS_BYTES = 254
-"""Maximum length of a link's alias. The kernel accepts 255 bytes, of which the last is the NUL that
-pyroute2 appends."""
+"""Maximum length of a link's alias. The kernel accepts 255 bytes, including the NUL that pyroute2
+appends."""
 
 
 def owner_mark(state_dir: str) -> str:
-    """Return the alias of netd's links, with the path of its state folder.
-
-    A path that is too long is replaced by its hash.
-    """
+    """Return the alias of netd's links, with its state folder or, if too long, a hash of it."""
     mark = f"{OWNER_PREFIX}{state_dir}"
     if len(mark.encode()) <= _MAX_ALIAS_BYTES:
         return mark
@@ -41,12 +38,12 @@ def uid_of_netns(name: str) -> str | None:
 
 
 def network_bridge(uid: str) -> str:
-    """Return the name of the host's bridge of a network object, by the object's uid."""
+    """Return the name of the host's bridge for a network object, from the object's uid."""
     return f"{NETWORK_BRIDGES}{hashlib.sha256(uid.encode()).hexdigest()[:12]}"
 
 
 def tunnel(uid: str) -> str:
-    """Return the name of the VXLAN device of an overlay, by the network's uid."""
+    """Return the name of the VXLAN device of an overlay, from the network's uid."""
     return f"vbx{hashlib.sha256(uid.encode()).hexdigest()[:12]}"
 
 
@@ -66,23 +63,20 @@ def _hashed_mac(*parts: str) -> str:
 
 
 def lent_tap(uid: str, index: int) -> str:
-    """Return the name that tap `index` has in the host's namespace, where libvirt opens it."""
+    """Return the name that tap `index` has in the host's namespace, where libvirt opens the tap."""
     return f"vt{hashlib.sha256(uid.encode()).hexdigest()[:12]}{NUMBERS[index]}"
 
 
 def wire_mac(uid: str, index: int) -> str:
-    """Return the MAC of `eth<index>`.
-
-    If `eth<index>` must have the guest's MAC, the inner bridge gets this MAC instead.
-    """
+    """Return the MAC of `eth<index>`; of the inner bridge, if `eth<index>` has the guest's MAC."""
     return _hashed_mac("wire", uid, str(index))
 
 
 def outer_mac(uid: str, index: int) -> str:
     """Return the MAC of a host end on a bridge of the host.
 
-    A bridge without a MAC of its own takes the lowest MAC of its ports. This MAC is high, so that
-    the bridge does not take it.
+    A bridge without a MAC of its own takes the lowest MAC of its ports. The returned MAC is too
+    high for that.
     """
     return "fe:" + wire_mac(uid, index)[3:]
 

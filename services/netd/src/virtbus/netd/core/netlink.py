@@ -1,4 +1,4 @@
-"""Encodes and decodes netlink messages, replies and attributes (`linux/netlink.h`).
+"""Encoding and decoding of netlink messages, replies and attributes (`linux/netlink.h`).
 
 pyroute2 encodes the bodies of most rtnetlink messages (`edge.rtnl`).
 """
@@ -27,7 +27,7 @@ _ATTR = struct.Struct("=HH")
 
 @dataclass(frozen=True, slots=True)
 class NetlinkCall:
-    """One message to send: `name` describes the request in errors.
+    """One message to send. `name` describes the request in errors.
 
     A refusal with one of the `tolerated` errnos counts as success.
     """
@@ -51,7 +51,7 @@ class Reply:
     type: int
     flags: int
     message: bytes
-    """The whole message, header included."""
+    """The whole message with its header."""
     error: int | None = None
 
 
@@ -113,7 +113,7 @@ def frame(call: NetlinkCall, sequence: int) -> bytes:
 
 
 def replies(datagram: bytes) -> Iterator[Reply]:
-    """Yield the messages of one datagram, up to a truncated one."""
+    """Yield the messages of one datagram, up to a truncated message."""
     offset = 0
     while offset + _HEADER.size <= len(datagram):
         length, kind, flags, sequence, _pid = _HEADER.unpack_from(datagram, offset)

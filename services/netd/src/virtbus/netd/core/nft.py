@@ -1,8 +1,8 @@
-"""Builds nftables chains and rules, for messages of `nft_tables` (`linux/netfilter/nf_tables.h`).
+"""nftables chains and rules, for messages of `nft_tables` (`linux/netfilter/nf_tables.h`).
 
-libnftables takes as long as this module (0.4 ms of CPU), but it is not thread-safe, and it ends the
-process if its socket cannot be opened. `nft -f -` costs 7 times as much. A rule is a list of
-expressions: loads into register 1, compares, and a verdict.
+A rule is a list of expressions: loads into register 1, compares, and a verdict. libnftables takes
+as long as this module (0.4 ms of CPU). But libnftables is not thread-safe, and ends the process if
+its socket cannot be opened. `nft -f -` costs 7 times as much.
 """
 
 import functools
@@ -53,7 +53,7 @@ class NftVerdict(IntEnum):
 class Chain:
     """A chain. Without a `hook`, only other chains lead to it.
 
-    `hook` and `priority` are the kernel's numbers; only netdev chains have a `device`.
+    `hook` and `priority` are the kernel's numbers. Only netdev chains have a `device`.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class AddressSet:
-    """A named set of addresses of one version; `number` distinguishes sets of one transaction."""
+    """A named set of addresses of one version. `number` identifies the set in its transaction."""
 
     name: str
     number: int
@@ -76,7 +76,7 @@ class AddressSet:
 
 @dataclass(frozen=True, slots=True)
 class NftRule:
-    """Expressions of one rule, in order."""
+    """The expressions of one rule, in order."""
 
     chain: str
     expressions: tuple[bytes, ...]
@@ -94,7 +94,7 @@ def compare(value: bytes, op: int = EQ) -> bytes:
 
 @functools.cache
 def load(base: int, offset: int, length: int) -> bytes:
-    """Load bytes of the packet into register 1; `base` is the layer whose header has the bytes."""
+    """Load bytes of the packet into register 1. `base` is the layer whose header has the bytes."""
     return expression("payload", be32(1, REGISTER), be32(2, base), be32(3, offset), be32(4, length))
 
 
@@ -115,7 +115,7 @@ def ether_source_is_not(mac: bytes) -> tuple[bytes, ...]:
 
 
 def ether_source_and_type(mac: bytes, kind: int) -> tuple[bytes, ...]:
-    """Match the source MAC and the EtherType of the frame, with one comparison."""
+    """Match the source MAC and the EtherType of the frame with one comparison."""
     return load(_LINK_LAYER, 6, 8), compare(mac + struct.pack(">H", kind))
 
 
@@ -320,7 +320,7 @@ def is_not_to_loopback() -> tuple[bytes, ...]:
 
 
 def redirect_to(address: IPv4Address | IPv6Address, port: int) -> tuple[bytes, ...]:
-    """Rewrite the destination; for nat chains of the hooks prerouting and output."""
+    """Rewrite the destination. Only for nat chains of the hooks prerouting and output."""
     return (
         immediate(REGISTER, address.packed),
         immediate(_SECOND_REGISTER, struct.pack(">H", port)),
@@ -341,7 +341,7 @@ def immediate(register: int, value: bytes) -> bytes:
 
 @functools.cache
 def counter() -> bytes:
-    """Count the packets that come to this place of a rule."""
+    """Count the packets that reach this expression of a rule."""
     return expression("counter")
 
 
@@ -393,6 +393,6 @@ def redirected() -> tuple[bytes, ...]:
 
 
 def _connection(key: int, bits: int) -> tuple[bytes, ...]:
-    """Match packets whose connection has one of `bits` in a property."""
+    """Match packets whose connection has one of `bits` in the property `key`."""
     loaded = expression("ct", be32(1, REGISTER), be32(2, key))
     return loaded, masked(struct.pack("=I", bits)), compare(bytes(4), NEQ)

@@ -1,8 +1,8 @@
-"""Compares nftables rules that were sent to the kernel with the rules that the kernel lists.
+"""Comparison of sent nftables rules with the rules that the kernel lists.
 
-The kernel lists a rule as it was sent, with attributes that it chose itself, such as flags and the
-values of counters. So two rules are equal if their expressions have the same names, and if all
-attributes that both rules have are equal.
+The kernel lists a rule as it was sent, and adds attributes that it chose itself, such as flags and
+the values of counters. Two rules therefore count as equal if their expressions have the same names,
+and if all attributes that both rules have are equal.
 """
 
 import functools
@@ -13,14 +13,14 @@ from virtbus.netd.core.netlink import HEADER_BYTES, NetlinkCall, find_attr
 
 _ATTR = struct.Struct("=HH")
 _KIND = 0x3FFF
-"""The mask of an attribute's kind, which clears the flags for nesting and byte order."""
+"""The mask of an attribute's kind. It clears the flags for nesting and byte order."""
 _FAMILY_BYTES = 4
 _CHAIN, _EXPRESSIONS, _SENT_EXPRESSIONS = 2, 4, 4 | 0x8000
 _NAME, _DATA = 1, 2
 _NESTED = {"cmp": {3}, "immediate": {2}, "bitwise": {4, 5}}
 """The attributes of each expression that contain a nested value. A verdict is one level deeper."""
 _UNEQUAL = frozenset({"counter"})
-"""Expressions whose attributes are no part of the rule."""
+"""Expressions whose attributes are not compared."""
 
 
 def listed_rule(message: bytes) -> tuple[str, bytes]:
@@ -47,14 +47,14 @@ def by_chain(rules: Iterable[tuple[str, bytes]]) -> dict[str, list[bytes]]:
 def have_equal_rules(
     sent: Mapping[str, Sequence[bytes]], listed: Mapping[str, Sequence[bytes]]
 ) -> bool:
-    """Return True if each chain has the same rules."""
+    """Return True if the same chains have equal rules."""
     return sent.keys() == listed.keys() and all(
         are_equal(rules, listed[chain]) for chain, rules in sent.items()
     )
 
 
 def are_equal(sent: Sequence[bytes], listed: Sequence[bytes]) -> bool:
-    """Return True if the expressions of the rules of a chain are the same, in the same order."""
+    """Return True if the rules of a chain are equal and in the same order."""
     return len(sent) == len(listed) and all(map(_equal, sent, listed))
 
 
@@ -70,10 +70,7 @@ def _equal(sent: bytes, listed: bytes) -> bool:
 
 @functools.lru_cache(maxsize=512)
 def _expression(element: bytes) -> tuple[str, Mapping[int, object]]:
-    """Return the name and the attributes of an expression.
-
-    They are cached, because the rules of taps share most expressions.
-    """
+    """Return the name and the attributes of an expression. Taps share most expressions."""
     parts = dict(_attributes(element))
     name = parts[_NAME].rstrip(b"\0").decode()
     nested = _NESTED.get(name, set())
@@ -87,7 +84,6 @@ def _expression(element: bytes) -> tuple[str, Mapping[int, object]]:
 
 
 def _value(body: bytes) -> object:
-    """Return a value, or the attributes of a verdict."""
     ((kind, value),) = _attributes(body)
     return dict(_attributes(value)) if kind == _DATA else value
 

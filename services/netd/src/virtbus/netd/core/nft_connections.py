@@ -1,8 +1,8 @@
-"""Builds expressions of nftables rules about connections, for inet chains.
+"""Expressions of nftables rules about connections, for inet chains.
 
 The kernel's connection tracking stores the addresses, the protocol and the port of the packet that
-opened a connection (`original`). Rules can read them for the packets of both directions, and for
-ICMP errors about these packets.
+opened a connection (`original`). Rules can read these values for packets of both directions, and
+for ICMP errors about such packets.
 """
 
 import functools
@@ -63,7 +63,7 @@ def is_new() -> tuple[bytes, ...]:
 
 
 def track_in_zone(zone: int) -> tuple[bytes, ...]:
-    """Track connections apart from those of other zones.
+    """Track connections separately from those of other zones.
 
     The rule must be in prerouting before priority -200, at which the kernel tracks packets.
     """
@@ -106,7 +106,7 @@ def is_marked(mark: int) -> tuple[bytes, ...]:
 
 
 def opened_with(protocol: int) -> tuple[bytes, ...]:
-    """Match packets of connections of a protocol, also the ICMP errors about them."""
+    """Match packets of connections of a protocol, and ICMP errors about these packets."""
     return _ct(_CT_PROTOCOL, original=True), compare(bytes((protocol,)))
 
 
@@ -158,12 +158,12 @@ def icmp6_types(first: int, last: int) -> tuple[bytes, ...]:
 
 
 def go_to(chain: str) -> bytes:
-    """Continue in another chain, without a return to this one."""
+    """Continue in another chain, without a return to the present chain."""
     return _to_chain(_GOTO, chain)
 
 
 def jump_to(chain: str) -> bytes:
-    """Continue in another chain, and return if it decides nothing."""
+    """Continue in another chain, and return if that chain decides nothing."""
     return _to_chain(_JUMP, chain)
 
 

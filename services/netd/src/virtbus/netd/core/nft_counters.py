@@ -1,4 +1,4 @@
-"""Lists nftables rules, and reads their counters from netlink messages."""
+"""Lists of nftables rules, and their counters in netlink messages."""
 
 import struct
 
@@ -19,7 +19,7 @@ _NAME, _DATA, _PACKETS = 1, 2, 2
 
 
 def list_rules(family: Family, table: str, chain: str = "") -> NetlinkCall:
-    """Return the call that lists the rules of a chain, or by default of a table, in their order."""
+    """Return the call that lists the rules of a table, or only of `chain`, in their order."""
     body = _FAMILY_HEADER.pack(family, 0, 0) + text(_TABLE, table)
     body += text(_CHAIN, chain) if chain else b""
     return NetlinkCall(f"list {table} {chain}", _GETRULE, NLM_F_DUMP, body, acked=False)

@@ -1,4 +1,4 @@
-"""Builds nftables expressions that rewrite an address and keep the port, for nat chains."""
+"""nftables expressions that rewrite an address and keep the port, for nat chains."""
 
 from ipaddress import IPv4Address, IPv6Address
 
@@ -12,14 +12,14 @@ Address = IPv4Address | IPv6Address
 
 
 def destination_becomes(address: Address) -> tuple[bytes, ...]:
-    """Rewrite the destination of a connection; for the hook prerouting."""
+    """Rewrite the destination of a connection. Only for the hook prerouting."""
     return _rewritten(_DESTINATION, address)
 
 
 def source_becomes(address: Address) -> tuple[bytes, ...]:
-    """Rewrite the source of a connection; for the hook postrouting.
+    """Rewrite the source of a connection. Only for the hook postrouting.
 
-    The kernel chooses another source port if this one is in use.
+    If the source port is in use, the kernel chooses another port.
     """
     return _rewritten(_SOURCE, address)
 

@@ -1,4 +1,4 @@
-"""Builds netlink messages that make, replace, find and remove nftables tables."""
+"""Netlink messages that make, replace, find and remove nftables tables."""
 
 import struct
 from collections.abc import Collection, Sequence
@@ -74,7 +74,7 @@ def new_table(
     rules: Sequence[NftRule],
     sets: Sequence[AddressSet] = (),
 ) -> list[NetlinkCall]:
-    """Return the transaction that makes a table that does not exist."""
+    """Return the transaction that makes a table. No table of this name may exist."""
     return batch(contents(family, name, chains, rules, sets))
 
 
@@ -87,8 +87,8 @@ def replace_table(
 ) -> list[NetlinkCall]:
     """Return the transaction that replaces a table.
 
-    The kernel waits for an RCU grace period (8-16 ms) in this transaction, so use `new_table` if
-    there is no table yet.
+    The kernel waits for an RCU grace period (8-16 ms) in this transaction. `new_table` avoids the
+    wait if no table exists yet.
     """
     return batch([*ended(family, name), *contents(family, name, chains, rules, sets)])
 
@@ -99,7 +99,7 @@ def rules_in(calls: Sequence[NetlinkCall]) -> list[NetlinkCall]:
 
 
 def ended(family: Family, name: str) -> list[NetlinkCall]:
-    """Return the calls that remove a table, if there is one, for use inside `batch`."""
+    """Return the calls that remove a table, if it exists, for use inside `batch`."""
     return [_table(family, name), delete_table(family, name)]
 
 
@@ -153,7 +153,7 @@ def list_elements(family: Family, table: str, what: AddressSet) -> NetlinkCall:
 
 
 def listed_elements(message: bytes) -> set[bytes]:
-    """Return the addresses in one message of a list, packed."""
+    """Return the packed addresses in one message of a list."""
     listed = find_attr(message, HEADER_BYTES + len(_header(0)), _ELEMENTS_LISTED)
     return {find_attr(find_attr(one, 0, _KEY), 0, _VALUE) for one in attributes(listed)}
 
@@ -163,7 +163,7 @@ def changed_elements(
 ) -> list[NetlinkCall]:
     """Return the calls that give a set in the kernel the addresses of `what`.
 
-    `there` are the packed addresses that the set has in the kernel.
+    `there` are the packed addresses that the kernel's set has now.
     """
     wanted = {address.packed for address in what.addresses}
     over = [ip_address(packed) for packed in there if packed not in wanted]

@@ -1,4 +1,4 @@
-"""Decides which rules of security groups apply to each interface of a VM (ADR 0069)."""
+"""Choice of the security group rules for each interface of a VM (ADR 0069)."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 MATCHES_OF_A_VM = 4096
 """Maximum number of ports and peers that each packet of an interface is compared with. Further
-rules are left out, and so they allow nothing."""
+rules are left out, so they allow nothing."""
 
 
 class NodeGroupBook:
@@ -27,10 +27,9 @@ class NodeGroupBook:
     def __init__(self) -> None:
         self.groups: dict[str, NodeGroup] = {}
         self.nonces: dict[str, str] = {}
-        """By key: the nonce of the bus that the group was last seen on."""
+        """By key: the nonce of the bus on which the group was last seen."""
 
     def of(self, attachment: Attachment) -> tuple[GroupedNic, ...]:
-        """Return the interfaces of a VM that are isolated in some direction."""
         groups = self.of_vm(attachment)
         found = (_grouped(nic, groups) for nic in attachment.nics)
         return tuple(nic for nic in found if nic.isolated)
@@ -59,7 +58,6 @@ def _grouped(nic: Nic, groups: Sequence[NodeGroup]) -> GroupedNic:
 
 
 def _within(nic: Nic, groups: Sequence[NodeGroup]) -> Iterator[PeerRule]:
-    """Yield the rules for an interface until MATCHES_OF_A_VM is reached."""
     place, left = _place(nic), MATCHES_OF_A_VM
     for group in groups:
         for rule in group.spec.rules:

@@ -1,4 +1,4 @@
-"""Derives the entries of an overlay's tunnel from its peers."""
+"""Entries of an overlay's tunnel, from its peers."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -16,11 +16,10 @@ class Remote(NamedTuple):
 
 
 def remote_of(peers: Iterable[OverlayPeer], own: Iterable[str] = ()) -> Remote:
-    """Return the entries for the guests of all peers; `own` are MACs of guests of this host.
+    """Return the entries for the guests of all peers. `own` are MACs of guests of this host.
 
-    During a move, two hosts may list one guest for a short time. The entries then name the host
-    that is the last of `peers`.
-    A guest of this host gets no entries.
+    A guest of this host gets no entries. During a move, two hosts may list one guest for a short
+    time. The entries then name the last such host of `peers`.
     """
     here = set(own)
     forwarding: dict[str, str] = {}
@@ -34,6 +33,6 @@ def remote_of(peers: Iterable[OverlayPeer], own: Iterable[str] = ()) -> Remote:
 
 
 def changes(there: dict[str, str], wanted: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the entries to put, and the keys of those to delete."""
+    """Return the entries to put, and the keys of the entries to delete."""
     put = {key: value for key, value in wanted.items() if there.get(key) != value}
     return put, sorted(there.keys() - wanted.keys())

@@ -1,4 +1,4 @@
-"""Derives the name of passt's processes for an interface, and passt's options (ADR 0082)."""
+"""passt's options for an interface, and the name of its processes (ADR 0082)."""
 
 from ipaddress import IPv4Interface, ip_interface
 
@@ -7,7 +7,7 @@ from virtbus.netd.core.attachment import Nic, NicKind
 from virtbus.schemas.publish import Protocol
 
 KINDS = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.ISOLATED, NicKind.OVERLAY})
-"""Kinds whose addresses virtbus gives: passt's namespace has the address of the guest."""
+"""Kinds whose addresses virtbus gives. passt's namespace then has the address of the guest."""
 _SOME_ROUTER6 = "fe80::1"
 _OF_SYSLOG = "Failed to send "
 
@@ -20,9 +20,9 @@ def process_name(uid: str, index: int) -> str:
 def options(nic: Nic, uid: str) -> list[str]:
     """Return passt's options for an interface that has its addresses.
 
-    netd itself answers DHCP and router solicitations on the guest's tap. So passt only answers ARP
-    and neighbour solicitations, for all addresses but the guest's, and forwards TCP, UDP and echo
-    requests. passt needs a gateway. On an isolated network, it gets one that nobody uses.
+    netd itself answers DHCP and router solicitations on the guest's tap. passt only forwards TCP,
+    UDP and echo requests, and answers ARP and neighbour solicitations for all addresses except the
+    guest's. passt needs a gateway. On an isolated network, passt gets an unused gateway.
     """
     own = ip_interface(nic.addresses4[0])
     assert isinstance(own, IPv4Interface)  # noqa: S101  for the type checker
@@ -55,6 +55,6 @@ def _ports(nic: Nic, protocol: Protocol) -> str:
 
 
 def cause(output: str) -> str:
-    """Return the last line that passt printed, apart from lines about a missing syslog."""
+    """Return the last line that passt printed, without lines about a missing syslog."""
     lines = [line.strip() for line in output.splitlines() if not line.startswith(_OF_SYSLOG)]
     return next((line for line in reversed(lines) if line), "it ended without a message")

@@ -1,4 +1,4 @@
-"""Describes the path of a VM's packets, and names the next step for each fault on this path."""
+"""The path of a VM's packets, and the next step for each fault on this path."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,7 +11,7 @@ from virtbus.schemas.security_group import Direction
 _WITHOUT_END = frozenset({NicKind.CNI, NicKind.MACVTAP})
 RESTART = "`virtbus vm restart` gives the guest its network again"
 OF_HOST_DOWN = "of the host is down"
-"""The end of a message about a link that virtbus does not change."""
+"""The end of a message about a link of the host, which virtbus does not change."""
 OF_MTU = "has the MTU"
 """The words after the link's name, in a message about a link with a smaller MTU than the guest's
 network."""
@@ -61,7 +61,7 @@ def _limits(nic: Nic) -> dict[str, int]:
 
 
 def faults_of(attachment: Attachment, found: Iterable[str], *, mendable: bool) -> list[PathFault]:
-    """Turn messages about links into faults, each with the interface whose link it names.
+    """Return messages about links as faults, each with the interface that has the link.
 
     `mendable` means that netd itself restores the links.
     """
@@ -77,10 +77,7 @@ def faults_of(attachment: Attachment, found: Iterable[str], *, mendable: bool) -
 
 
 def _step_of_host(attachment: Attachment, what: str, name: str) -> str:
-    """Return the next step if the cause is a link of the host, which virtbus does not change.
-
-    Otherwise return an empty string.
-    """
+    """Return the next step for a fault of the host's own link; empty for other faults."""
     if what.endswith(OF_HOST_DOWN):
         return _SET_UP
     on_host = {nic.name: nic.eth for nic in attachment.nics if nic.is_macvlan}

@@ -1,4 +1,4 @@
-"""Checks that a process that requests tap descriptors is the emulator of a domain."""
+"""Proof that a process that requests tap descriptors is the emulator of a domain."""
 
 import itertools
 import re
@@ -28,7 +28,7 @@ def in_domain_cgroup(cgroups: str, domain: str) -> bool:
 
 
 def machine_of(cgroups: str) -> str:
-    """Return libvirt's machine in the cgroups of a process; empty if there is none.
+    """Return libvirt's machine in the cgroups of a process; empty without a machine.
 
     An emulator cannot leave its machine.
     """
@@ -48,8 +48,8 @@ def _machines(cgroups: str) -> Iterator[tuple[str, str]]:
 def machine_suffix(domain: str) -> str:
     """Return the form that a domain's name has in the name of its machine.
 
-    Like libvirt's `virDomainMachineNameAppendValid`, this function keeps only hostname characters.
-    Of a run of '-' and '.', it keeps the first character.
+    As libvirt's `virDomainMachineNameAppendValid`, this function keeps only hostname characters. Of
+    a run of '-' and '.', it keeps the first character.
     """
     single = re.sub(r"([.-])[.-]+", r"\1", domain)
     return re.sub(r"[^A-Za-z0-9.-]", "", single).strip(".-")

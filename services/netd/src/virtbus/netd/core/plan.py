@@ -1,4 +1,4 @@
-"""Derives the attachment from a record, before any address is known."""
+"""The attachment for a record, before any address is known."""
 
 from virtbus.netd.core import names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
@@ -19,11 +19,11 @@ _PUBLISHING = frozenset({NicKind.BRIDGE, NicKind.NAT, NicKind.ROUTED, NicKind.OV
 _BINDINGS = frozenset({NicBinding.MASQUERADE, NicBinding.PASST})
 """Bindings that netd makes. Other bindings only demand a kind of network."""
 _TRANSLATING = _PUBLISHING
-"""Kinds that give the VM's namespace an address and a gateway, as masquerade needs them."""
+"""Kinds that give the VM's namespace an address and a gateway. Masquerade needs both."""
 
 
 def plan_of(record: VmRecord) -> Attachment:
-    """Return the attachment for a record; its MACs are known, its addresses are not.
+    """Return the attachment for a record, with MACs but without addresses.
 
     Raises:
         VirtbusError: 400 if an interface names no network, a MAC appears twice, or an interface has
@@ -92,7 +92,6 @@ def plan_of(record: VmRecord) -> Attachment:
 
 
 def _refuse_other_kind(index: int, interface: Interface, network: str, kind: NicKind) -> None:
-    """Raise 400 if the binding of an interface needs a network of another kind."""
     if interface.binding is NicBinding.MACVTAP and kind is not NicKind.MACVTAP:
         message = f"'{network}' is no network of the kind macvtap; write bridge, or use another one"
     elif interface.binding is NicBinding.MASQUERADE and kind not in _TRANSLATING:
@@ -114,7 +113,7 @@ def _asked(record: VmRecord, interface: Interface, target: NetworkTarget | None)
     """Return the addresses that the record gives an interface.
 
     Raises:
-        VirtbusError: 409 `address_unclaimed` if they should have been claimed on the bus.
+        VirtbusError: 409 `address_unclaimed` if the addresses are not claimed on the bus.
     """
     if target is None or not target.spec.claimed:
         return interface.addresses

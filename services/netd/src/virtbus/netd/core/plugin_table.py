@@ -1,6 +1,6 @@
-"""Builds the host's nftables table about the guests that CNI plugins connect (NET-12).
+"""The host's nftables table about the guests that CNI plugins connect (NET-12).
 
-The plugins decide by which link packets of these guests come in, so the table matches guests by
+Packets of these guests come in by links that the plugins choose, so the table matches guests by
 their addresses. The filter of a guest's tap lets the guest use no other addresses.
 """
 
@@ -36,9 +36,9 @@ class PluginGuests:
 def plugin_guests(nics: Iterable[Nic]) -> PluginGuests:
     """Return the addresses of interfaces that the table needs.
 
-    Name servers in a network object are left out: users write network objects, and could open any
-    address by them. An interface whose packets bypass the host is included, because a router may
-    send its packets back to this host.
+    Name servers in a network object are left out. Users write network objects, and could open any
+    address by such a server. An interface whose packets bypass the host is included, because a
+    router may send its packets back to this host.
     """
     guests, gateways, servers = set[Address](), set[Address](), set[Address]()
     for nic in nics:
@@ -80,10 +80,10 @@ def changed_guests(bridge: str, known: PluginGuests, there: PluginGuests) -> lis
 
 @functools.lru_cache(maxsize=2)
 def plugin_rules(reach: ReachRules) -> tuple[nft.NftRule, ...]:
-    """Return the rules of the table. The rules match guests by sets of their addresses.
+    """Return the rules of the table, which match guests by sets of their addresses.
 
-    They limit these guests as `host_table` limits the guests of its bridge. They decide nothing
-    about packets to addresses that are not closed: the plugins' network policy may drop them.
+    The rules limit these guests as `host_table` limits the guests of its bridge. Packets to other
+    addresses than closed ones get no verdict, because the plugins' network policy may drop them.
     """
     drop = nft.verdict(nft.NftVerdict.DROP)
     hosts, hosts6 = reach_rules.host_sets(reach)
@@ -111,7 +111,6 @@ def plugin_rules(reach: ReachRules) -> tuple[nft.NftRule, ...]:
 
 
 def _sets(known: PluginGuests) -> tuple[nft.AddressSet, ...]:
-    """Return the sets of guests, gateways and name servers, each for IPv4 and IPv6."""
     named = ("guests", known.guests), ("gateways", known.gateways), ("servers", known.servers)
     return tuple(
         one

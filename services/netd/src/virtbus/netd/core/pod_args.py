@@ -1,7 +1,7 @@
-"""Names the pod of a VM to CNI plugins, as container runtimes do.
+"""Names of a VM's pod for CNI plugins, as container runtimes give them.
 
 Plugins such as Calico's look the pod up at the API server. Only a VM that a node's runtime made
-counts as a pod, because other clients could name a pod that is not theirs.
+counts as a pod. Other clients could name a foreign pod.
 """
 
 import re
@@ -17,8 +17,8 @@ _UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 def pod_args(record: VmRecord) -> dict[str, str]:
     """Return the words of CNI_ARGS for the pod of a VM; empty if the VM is not a pod.
 
-    The result is also empty if the name or the uid of the pod has a character that Kubernetes does
-    not permit there, because `;` could add further words.
+    If the pod's name or uid has a character that Kubernetes forbids, such as `;`, the result is
+    also empty. A `;` could add further words.
     """
     name, uid = (record.annotations.get(key, "") for key in (POD_NAME, POD_UID))
     if not (node_of(record.owner) and _NAME.fullmatch(name) and _UID.fullmatch(uid)):

@@ -1,9 +1,8 @@
-"""Builds the host's nftables table of published ports, and finds out who holds a port.
+"""The host's nftables table of published ports, and the holders of ports.
 
 A packet to a published port is redirected to the guest before the host's own rules see it. Packets
 from guests are not redirected: a guest reaches other guests by their own addresses, and reaches no
-port of a host.
-CNI plugins publish the ports of their own interfaces.
+port of a host. CNI plugins publish the ports of their own interfaces.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ _LOOPBACK6, _ON_LINK6 = IPv6Network("::1/128"), IPv6Network("fe80::/10")
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A published port and the guest that it leads to; `owner` names the VM in messages."""
+    """A published port and the guest to which it leads. `owner` names the VM in messages."""
 
     port: PublishedPort
     guest: Address
@@ -36,16 +35,15 @@ class Lead:
 
     @property
     def end(self) -> redirected.GuestPort:
-        """Return the port of the guest."""
         protocol = _PROTOCOLS[self.port.protocol]
         return redirected.GuestPort(self.guest, protocol, self.port.guest_port)
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A socket of the host. It takes packets at one address, or at any (`0.0.0.0`, `::`).
+    """A socket of the host, at one address or at any address (`0.0.0.0`, `::`).
 
-    A socket of `::` takes packets of IPv4, too, unless its program has refused IPv4.
+    A socket of `::` also takes packets of IPv4, if its program has not refused IPv4.
     """
 
     address: Address
@@ -54,7 +52,6 @@ class Listener:
     inode: int
 
     def takes(self, lead: Lead) -> bool:
-        """Return True if packets to a published port may be meant for the socket."""
         port, mine = lead.port, lead.port.host_address
         if (self.protocol, self.port) != (port.protocol, port.host_port):
             return False
@@ -81,8 +78,8 @@ def leads_of(attachment: Attachment) -> tuple[Lead, ...]:
 def refuse_tunnel_port(attachment: Attachment) -> None:
     """Raise 422 `port_reserved` if a published port is the port of overlay tunnels.
 
-    A redirect would give the guest the frames of other overlays. A host may get its first overlay
-    at any time, so the port is refused on each host.
+    A redirect would give the guest the frames of other overlays. Each host refuses the port,
+    because it may get its first overlay at any time.
     """
     for nic in attachment.nics:
         for port in nic.publish:
@@ -151,8 +148,8 @@ def ports_table(bridge: str, leads: Sequence[Lead]) -> list[NetlinkCall]:
 def _place(lead: Lead) -> tuple[bytes, ...]:
     """Return the match of packets to a published port.
 
-    Packets to loopback and link-local addresses are left out. A packet to a link-local address
-    comes from a link-local address, so no host forwards it.
+    Packets to loopback and link-local addresses are left out. A host never forwards packets between
+    link-local addresses.
     """
     port = lead.port
     if port.host_address is None:
@@ -195,8 +192,8 @@ def holder(port: PublishedPort, leads: Mapping[str, Sequence[Lead]], uid: str) -
 def listeners(protocol: str, text: str) -> Iterator[Listener]:
     """Yield the listening sockets in the text of `/proc/net/tcp`, `udp`, `tcp6` or `udp6`.
 
-    Sockets of loopback addresses and of link-local IPv6 addresses are left out, because no packet
-    to these addresses is redirected.
+    Sockets of loopback addresses and of link-local IPv6 addresses are left out, because packets to
+    these addresses are never redirected.
     """
     for line in text.splitlines()[1:]:
         words = line.split()
@@ -210,7 +207,7 @@ def listeners(protocol: str, text: str) -> Iterator[Listener]:
 
 
 def _address(raw: str) -> Address:
-    """Return the address of a socket: the kernel writes words of 32 bits in the host's order."""
+    """Return the address of a socket. The kernel writes words of 32 bits in the host's order."""
     words = (bytes.fromhex(raw[start : start + 8])[::-1] for start in range(0, len(raw), 8))
     found = ip_address(b"".join(words))
     return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found

@@ -1,7 +1,7 @@
-"""Declares the addresses that guests may and may not reach.
+"""The addresses that guests may and may not reach.
 
-A guest reaches other guests and the outside. It reaches no host of the fleet and no server of the
-bus, unless a setting opens the address (NET-12, ADR 0036).
+A guest reaches other guests and the outside. A host of the fleet or a server of the bus is
+reachable only if a setting opens its address (NET-12, ADR 0036).
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ METADATA = IPv4Address("169.254.169.254")
 """Address of the host's own cloud metadata, which contains credentials that no guest may read."""
 METADATA6 = IPv6Address("fd00:ec2::254")
 MAX_ADDRESSES = 8192
-"""Maximum number of hosts' addresses. A fleet has fewer.
+"""Maximum number of hosts' addresses, more than any fleet has.
 
 A longer list is cut, with an error in the log.
 """
@@ -47,8 +47,8 @@ def of_ipv6(networks: Iterable[Net]) -> list[IPv6Network]:
 def usable(texts: Iterable[str], guests: Sequence[Net]) -> frozenset[Address]:
     """Return the valid addresses of hosts among `texts`.
 
-    Addresses within the guests' own subnets are ignored: all hosts have the same gateway address,
-    and a guest whose address were in the list would be disconnected.
+    Addresses within the guests' own subnets are ignored. All hosts have the same gateway address
+    there, and a guest would be disconnected if its address were in the list.
     """
     found = set[Address]()
     for text in texts:

@@ -1,4 +1,4 @@
-"""Builds the nftables rules of the host that limit the reach of guests (NET-12, ADR 0036).
+"""nftables rules of the host that limit the reach of guests (NET-12, ADR 0036).
 
 `guest` is the match of packets of one IP version from guests, for example by their bridge.
 """
@@ -25,7 +25,7 @@ def host_sets(reach: ReachRules) -> tuple[nft.AddressSet, nft.AddressSet]:
 def opened(chain: str, guest: Match, reach: ReachRules) -> Iterator[nft.NftRule]:
     """Yield the rules that accept answers, DNS queries, and packets to opened addresses.
 
-    They take precedence over the rules of `closed`, so they must come first in the chain.
+    These rules take precedence over those of `closed`, so they must come first in the chain.
     """
     yield nft.rule(chain, guest, nft.established(), _accept())
     for server in reach.dns:
@@ -42,14 +42,14 @@ def opened6(chain: str, guest: Match, reach: ReachRules) -> Iterator[nft.NftRule
 
 
 def to_dns(chain: str, match: Match) -> Iterator[nft.NftRule]:
-    """Yield the rules that accept DNS queries among the packets of a match."""
+    """Yield the rules that accept DNS queries among the matched packets."""
     for protocol in (nft.UDP, nft.TCP):
         port = nft.destination_port(DNS_PORT)
         yield nft.rule(chain, match, nft.l4_protocol(protocol), port, _accept())
 
 
 def pings(chain: str, match: Match) -> nft.NftRule:
-    """Return the rule that accepts echo requests among the packets of a match."""
+    """Return the rule that accepts echo requests among the matched packets."""
     icmp = nft.l4_protocol(nft.ICMP)
     return nft.rule(chain, match, icmp, nft.is_echo_request(), _accept())
 

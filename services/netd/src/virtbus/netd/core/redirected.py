@@ -1,6 +1,6 @@
-"""Marks, matches and ends the connections that published ports redirect (ADR 0051).
+"""The connections that published ports redirect: their mark, match and end (ADR 0051).
 
-netd's mark is one bit of the connection's mark. This bit says that netd, and not another program of
+netd's mark is one bit of the connection's mark. The bit means that netd, and no other program of
 the host, has rewritten the destination. The other bits belong to other programs, and stay.
 """
 
@@ -39,7 +39,7 @@ _ENOENT = 2
 
 @dataclass(frozen=True, slots=True)
 class GuestPort:
-    """A port of a guest; `protocol` is the number of TCP or UDP."""
+    """A port of a guest. `protocol` is the number of TCP or UDP."""
 
     guest: Address
     protocol: int
@@ -47,7 +47,7 @@ class GuestPort:
 
 
 def redirect_to(guest: IPv4Address | IPv6Address, port: int) -> tuple[bytes, ...]:
-    """Mark the connection and rewrite its destination; for chains of the type nat."""
+    """Mark the connection and rewrite its destination. Only for chains of the type nat."""
     return (*ct.add_to_connection_mark(MARK), *nft.redirect_to(guest, port))
 
 
@@ -57,13 +57,13 @@ def is_redirected() -> tuple[bytes, ...]:
 
 
 def list_connections() -> NetlinkCall:
-    """Return the call that lists the marked connections of the namespace."""
+    """Return the call that lists the connections with netd's mark in the namespace."""
     body = _HEADER.pack(0, 0, 0) + be32(_MARK, MARK) + be32(_MARK_MASK, MARK)
     return NetlinkCall("list redirected connections", _LIST, NLM_F_DUMP, body, acked=False)
 
 
 def ended(replies: Collection[Reply], ports: Collection[GuestPort]) -> Iterator[NetlinkCall]:
-    """Yield a call for each listed connection to one of `ports`. The call ends the connection."""
+    """Yield a call that ends a connection, for each listed connection to one of `ports`."""
     for reply in replies:
         start = HEADER_BYTES + _HEADER.size
         if guest_port(reply) in ports:
@@ -82,7 +82,7 @@ def ended(replies: Collection[Reply], ports: Collection[GuestPort]) -> Iterator[
 
 
 def guest_port(reply: Reply) -> GuestPort | None:
-    """Return the guest's port to which a listed connection leads; None if there is no port."""
+    """Return the guest's port to which a listed connection leads; None without a port."""
     answer = find_attr(reply.message, HEADER_BYTES + _HEADER.size, _ANSWER)
     ends, protocol = find_attr(answer, 0, _IP), find_attr(answer, 0, _PROTOCOL)
     source = next((found for kind in _SOURCES if (found := find_attr(ends, 0, kind))), b"")

@@ -1,8 +1,8 @@
-"""Encodes and decodes the messages between netd and the resolver's process, as JSON.
+"""Messages between netd and the resolver's process, as JSON.
 
-Both run as root on one host, and netd replaces a resolver whose code differs from netd's. So the
-messages have no versions and no checks. This module imports no library, so that the resolver's
-process stays small.
+Both run as root on one host, and netd replaces a resolver whose code differs from netd's. The
+messages therefore have no versions and no checks. This module imports no library, so that the
+resolver's process stays small.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from virtbus.netd.core.guest_names import NamedVm
 
 Message = Mapping[str, Any]
-"""One message. Its first key says which kind of message it is."""
+"""One message. Its first key is the kind of the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ResolverSite:
 
     version: str
     code: str
-    """The digest of the process' source files: a version may be deployed again with other code."""
+    """The digest of the process' source files. The same version may be deployed with other code."""
     node: str
     domain: str
     gateway: str
@@ -34,7 +34,6 @@ class ResolverSite:
     """The path at which a later netd finds the process."""
 
     def text(self) -> str:
-        """Return the site as an argument of the process."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
@@ -49,7 +48,7 @@ class Lookup:
     """A question of a guest: a VM by `vm` and its namespace, or by its address.
 
     `asker` is the namespace of the guest, and `sharing` are its networks that share names. Answers
-    depend on both, so they are part of the key under which an answer is stored.
+    depend on both, so both are part of the key under which an answer is stored.
     """
 
     asker: str
@@ -71,7 +70,7 @@ class FoundName:
 
 
 class NobodyAnswersError(Exception):
-    """Raised if no controller can be asked now."""
+    """No controller can be asked now."""
 
 
 def answer_message(number: int, found: FoundName | None, *, silent: bool = False) -> Message:
@@ -95,7 +94,7 @@ def answer_of(message: Message) -> FoundName | None:
 
 
 def vm_message(vm: NamedVm) -> Message:
-    """Return the message that the VM has this name and these addresses."""
+    """Return the message with the name and the addresses of a VM."""
     return {
         "put": vm.uid,
         "namespace": vm.namespace,

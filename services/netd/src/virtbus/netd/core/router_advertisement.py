@@ -1,8 +1,8 @@
-"""Builds router advertisements for one guest (RFC 4861, RFC 4191).
+"""Router advertisements for one guest (RFC 4861, RFC 4191).
 
-They tell the guest to ask DHCPv6 for its addresses (flags M and O), and that its subnet is on the
-link. No prefix permits autoconfiguration, because the guest would choose an address that netd did
-not assign.
+They make the guest request its addresses by DHCPv6 (flags M and O), and announce its subnet as
+on-link. No prefix permits autoconfiguration, because the guest would choose an address that netd
+did not assign.
 """
 
 import struct
@@ -12,7 +12,7 @@ from virtbus.netd.core.dhcp6 import Offer6
 
 ROUTER_SOLICITATION, ROUTER_ADVERTISEMENT = 133, 134
 EVERY_S = 600.0
-"""The interval of advertisements that no guest asked for. They renew the router's lifetime."""
+"""The interval of unsolicited advertisements. They renew the router's lifetime."""
 _LIFETIME_S, _LIFETIME_MAX_S = 9000, 65_535
 """The shortest and the longest lifetime of the router. Between these bounds, it is the lifetime of
 the DHCP lease, so that a guest keeps its default route while netd is away."""

@@ -1,4 +1,4 @@
-"""Encodes and decodes netlink messages about routes of the main table."""
+"""Netlink messages about routes of the main table."""
 
 import struct
 from collections.abc import Iterable
@@ -22,14 +22,14 @@ _MAIN, _STATIC, _UNICAST = 254, 4, 1
 _EVERYWHERE, _ON_LINK = 0, 253
 """Scopes of routes."""
 _GATEWAY_ON_LINK = 4
-"""`RTNH_F_ONLINK`: the gateway is a neighbour, also outside of the link's subnets."""
+"""`RTNH_F_ONLINK`: the gateway is a neighbour, even outside of the link's subnets."""
 _DESTINATION, _LINK, _GATEWAY = 1, 4, 5
 _ALL = {4: "0.0.0.0/0", 6: "::/0"}
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRoute:
-    """A route through the link `index`; without a gateway, the destination is on the link."""
+    """A route through the link `index`. Without a gateway, the destination is on the link."""
 
     destination: IPv4Network | IPv6Network
     gateway: IPv4Address | IPv6Address | None

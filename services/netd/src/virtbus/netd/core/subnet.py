@@ -1,4 +1,4 @@
-"""Chooses a VM's address in the subnet of a network."""
+"""Choice of a VM's address in the subnet of a network."""
 
 from collections.abc import Collection, Mapping
 

@@ -1,11 +1,11 @@
-"""Decides if the VMs of a namespace may use a CNI network."""
+"""Permission of namespaces to use CNI networks."""
 
 from collections.abc import Mapping
 
 from virtbus.schemas.errors import Code, VirtbusError
 
 EVERY = "*"
-"""As a network, it means each network without its own entry; as a namespace, all namespaces."""
+"""As a network: each network without its own entry. As a namespace: all namespaces."""
 
 Openings = Mapping[str, tuple[str, ...]]
 """The namespaces that may use a network, by network."""

@@ -1,4 +1,4 @@
-"""Implements a token bucket. It reads no clock: its caller passes the time."""
+"""Token bucket without a clock: its caller passes the time."""
 
 
 class TokenBucket:
@@ -11,7 +11,7 @@ class TokenBucket:
         self._at_s: float | None = None
 
     def take(self, now_s: float) -> float:
-        """Take one token and return 0.0, or return the seconds until there is one."""
+        """Take one token and return 0.0, or return the seconds until the next token."""
         if self._at_s is not None:
             gained = max(0.0, now_s - self._at_s) * self._rate_hz
             self._tokens = min(float(self._burst), self._tokens + gained)

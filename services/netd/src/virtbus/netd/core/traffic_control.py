@@ -1,7 +1,7 @@
-"""Encodes and decodes the token bucket that limits a link (`linux/pkt_sched.h`, sch_tbf).
+"""Netlink messages for the token bucket that limits a link (`linux/pkt_sched.h`, sch_tbf).
 
-The netlink messages are hand-written: pyroute2's bucket has no rates above 4 GB/s, and its module
-of traffic control imports every scheduler.
+They are hand-written, because pyroute2's bucket has no rates above 4 GB/s, and its module of
+traffic control imports every scheduler.
 """
 
 import errno
@@ -28,7 +28,7 @@ _HANDLE = 1 << 16
 _KIND, _OPTIONS = 1, 2
 _PARAMETERS, _RATE64, _BURST = 1, 4, 6
 _ETHERNET = 1
-"""`TC_LINKLAYER_ETHERNET`. With this value, the kernel does not ask for a table of rates."""
+"""`TC_LINKLAYER_ETHERNET`. With this value, the kernel needs no table of rates."""
 _ETHERNET_HEADER = 18
 _MAX_U32 = 2**32 - 1
 _DELAY_S = 0.05
@@ -38,7 +38,7 @@ _MIN_QUEUE_BYTES = 16 * 1024
 
 
 def limited(index: int, limit: NicLimit, mtu: int) -> NetlinkCall:
-    """Return the call that limits the traffic out of link `index`; it replaces an earlier limit."""
+    """Return the call that limits the traffic out of link `index`, in place of an earlier limit."""
     rate, burst = limit.bytes_per_s, burst_of(limit, mtu)
     queue = min(burst + max(int(rate * _DELAY_S), _MIN_QUEUE_BYTES), _MAX_U32)
     capped = min(rate, _MAX_U32)
@@ -70,7 +70,7 @@ def list_schedulers() -> NetlinkCall:
 
 
 def limited_link(message: bytes) -> tuple[int, int] | None:
-    """Return the link index and bytes per second of a listed scheduler; None if it is no bucket."""
+    """Return link index and bytes per second of a listed scheduler; None for other schedulers."""
     _family, index, _handle, _parent, _info = _TCMSG.unpack_from(message, HEADER_BYTES)
     start = HEADER_BYTES + _TCMSG.size
     if find_attr(message, start, _KIND) != b"tbf\0":

@@ -1,4 +1,4 @@
-"""Indexes the addresses, MACs and ports of a host's VMs. No lookup reads all interfaces."""
+"""Index of the addresses, MACs and ports of a host's VMs. No lookup reads all interfaces."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from virtbus.netd.core.freed_addresses import Freed, FreedAddresses, Journal, re
 
 
 class UsedNics:
-    """The interfaces of all VMs of a host, and the addresses, MACs and ports that they have."""
+    """The interfaces of all VMs of a host, with their addresses, MACs and ports."""
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = journal
@@ -40,12 +40,10 @@ class UsedNics:
             self._publishing[uid] = publishing
 
     def drop(self, uid: str) -> None:
-        """Forget a VM, and release its addresses."""
         self._release(releases_of(uid, self._of.get(uid, ())))
         self._remove(uid)
 
     def recall(self) -> None:
-        """Remember the releases that an earlier netd has stored."""
         if self._journal is not None:
             self._freed.add(self._journal.all())
 
@@ -73,7 +71,7 @@ class UsedNics:
 
     @contextmanager
     def without(self, uid: str) -> Iterator[Self]:
-        """Leave out a VM while it is planned. Afterwards, its interfaces are as before."""
+        """Leave out a VM while it is planned. At the end, its interfaces are as before."""
         before = self._of.get(uid)
         self._remove(uid)
         try:
@@ -84,19 +82,16 @@ class UsedNics:
                 self.put(uid, before)
 
     def ports(self, nic: Nic) -> int:
-        """Return the number of interfaces on the network of `nic`."""
         return self._on_network[_network(nic)]
 
     def addresses(self, nic: Nic) -> Collection[str]:
-        """Return the addresses in use on the network of `nic`, without prefixes."""
         return self._addresses.get(_network(nic), Counter())
 
     def freed(self, nic: Nic) -> Mapping[str, int]:
-        """Return the released addresses of the network of `nic`, with the order of release."""
         return self._freed.of(nic)
 
     def remembered(self, nic: Nic, uid: str) -> Nic:
-        """Return the interface. Without addresses, it gets those that it released on this host."""
+        """Return the interface. If it has no addresses, it gets those that it released before."""
         if nic.addresses:
             return nic
         return nic.model_copy(update={"addresses": self._freed.former(nic, uid)})
@@ -106,11 +101,9 @@ class UsedNics:
         return self._on_host_link.get(name, {}).values()
 
     def publishing(self, but: str) -> list[Nic]:
-        """Return the interfaces with published ports of all VMs except `but`."""
         return [nic for uid, nics in self._publishing.items() if uid != but for nic in nics]
 
     def has_mac(self, mac: str, but: str) -> bool:
-        """Return True if a VM other than `but` has the MAC."""
         return any(uid != but for uid in self._macs.get(mac, ()))
 
 

@@ -1,8 +1,8 @@
-"""Encodes and decodes the frames of vmwrapper and netd, which 60 lines of C can read and write.
+"""Frames of vmwrapper and netd, simple enough for 60 lines of C.
 
 A frame is a 4-byte big-endian length and that many bytes of NUL-ended strings. The request is
-`virtbus-wrapper/1`, the uid, and the wrapper's monotonic times in ns (entry, connected). The answer
-begins with `R` and a reason line, or with `A`, the emulator, the number of descriptors and the
+`virtbus-wrapper/1`, the uid, and the wrapper's monotonic times in ns (entry, connected). A refusal
+is `R` and a reason line. A grant is `A`, the emulator, the number of tap descriptors and the
 arguments. `@fd0@` in an argument stands for the first descriptor's number.
 """
 
@@ -21,7 +21,7 @@ _MAX_TIMES = 8
 
 
 class FrameError(ValueError):
-    """Raised if a frame violates the protocol."""
+    """A frame violates the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class NicArgument:
     """One interface on QEMU's command line.
 
     `device` has the properties of the device, without `netdev` and `mac`. The interface has
-    `queues` tap descriptors and, with `vhost`, as many descriptors of vhost-net.
+    `queues` tap descriptors. With `vhost`, it also has as many descriptors of vhost-net.
     """
 
     device: Mapping[str, str | int | bool]
@@ -116,7 +116,7 @@ def vhosts_of(nics: Sequence[NicArgument]) -> int:
 def grant(emulator: str, nics: Sequence[NicArgument], firmware_uuid: str | None) -> bytes:
     """Return the frame of a grant.
 
-    The frame must be sent with the tap descriptors of all queues in their order, and after them the
+    The frame must be sent with the tap descriptors of all queues in their order, followed by the
     descriptors of vhost-net. QEMU uses the last of two options `-uuid`, so the guest sees
     `firmware_uuid`.
     """

@@ -1,4 +1,4 @@
-"""Finds the meaning of a DNS name on a host: a VM, an address, or a name of other servers."""
+"""Meaning of a DNS name on a host: a VM, an address, or a name of other servers."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -21,7 +21,7 @@ class VmName:
 class ReverseName:
     """The DNS name that stands for an address, below `in-addr.arpa` or `ip6.arpa`.
 
-    `own` is True for an address in the host's own network, whose name only this host knows.
+    `own` is True for an address in the host's own network, whose names only this host knows.
     `authority` is the DNS zone of the name.
     """
 
@@ -53,11 +53,9 @@ class Zone:
     network6: IPv6Network | None = None
 
     def name_of(self, namespace: str, name: str) -> str:
-        """Return the full name of a VM."""
         return f"{name}.{namespace}.{self.domain}"
 
     def meaning(self, labels: tuple[str, ...]) -> Meaning:
-        """Return the meaning of a name, given by its labels in lower case."""
         domain = tuple(self.domain.split("."))
         if labels[-len(domain) :] == domain:
             return _below(labels[: -len(domain)])
@@ -69,7 +67,6 @@ class Zone:
         return ReverseName(address, own, ".".join(labels[depth:]))
 
     def has(self, address: Address) -> bool:
-        """Return True for an address in the subnets of this host's built-in network."""
         return address in self.network or (self.network6 is not None and address in self.network6)
 
 
@@ -82,7 +79,6 @@ def _below(labels: tuple[str, ...]) -> VmName | ZoneName:
 
 
 def _reversed(labels: tuple[str, ...]) -> Address | None:
-    """Return the address of a name below in-addr.arpa or ip6.arpa; None for other names."""
     digits, end = labels[:-2], labels[-2:]
     try:
         if end == _REVERSE_4 and len(digits) == 4:

@@ -1,4 +1,4 @@
-"""Declares attachers. Each connects the interfaces of one kind of network to the host."""
+"""The protocol of attachers. Each connects the interfaces of one kind of network to the host."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,16 +18,16 @@ class Attacher(Protocol):
         """
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure the parts on the host that a network's interfaces share. Raises VirtbusError."""
+        """Ensure what a network's interfaces share on the host. Raises VirtbusError."""
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
         """Connect interfaces of one VM to the namespace `netns_fd`, after `prepare`."""
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return a message for each missing part on the host. With `mend`, restore it instead."""
+        """Return a message for each fault on the host. With `mend`, repair instead."""
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Remove the shared parts on the host that no interface of `left` needs.
+        """Remove the shared resources of the host that no interface of `left` needs.
 
-        Host ends are not among these parts: the kernel removes them with the VM's namespace.
+        Host ends are not shared: the kernel removes them with the VM's namespace.
         """

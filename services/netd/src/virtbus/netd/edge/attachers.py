@@ -1,4 +1,4 @@
-"""Connects interfaces to the host, by the kind of their network: one attacher for each kind.
+"""The attacher of each kind of network, which connects interfaces to the host.
 
 A further kind needs one attacher and one row in `Attachers`. A binding for several kinds has an
 attacher that uses the attachers of these kinds. `guest_links` makes the links inside the VM's
@@ -34,8 +34,8 @@ from virtbus.schemas.nic import NicBinding
 class CniAttacher:
     """Plans interfaces of conflists, and limits the reach of their guests.
 
-    Plugins are programs, which `plugin_chains` runs and awaits. They run when the namespace exists.
-    The result of each conflist is stored before the plugins of the next conflist run.
+    `plugin_chains` runs the plugins once the namespace exists. It stores the result of each
+    conflist before it runs the plugins of the next.
     """
 
     cni: Cni
@@ -55,7 +55,6 @@ class CniAttacher:
         return planned(nic, state)
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure the rules for the addresses that the plugins gave."""
         del host, nics
         self.reach.sync()
 
@@ -63,14 +62,12 @@ class CniAttacher:
         """Do nothing: the plugins make all that is needed."""
 
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
-        """Return messages about missing rules. With `mend`, restore the rules instead."""
         del nics
         if mend:
             self.reach.mend()
         return [] if mend else self.reach.faults()
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Remove the rules if there is no guest."""
         del left
         self.reach.tidy()
 
@@ -104,7 +101,7 @@ class Attachers:
         self.passt = PasstAttacher(self._of, passt)
 
     def host_side(self, nic: Nic) -> str:
-        """Return the bridge or interface of the host that an interface is on; empty for CNI."""
+        """Return the bridge or interface of the host to which the link leads; empty for CNI."""
         if nic.kind is NicKind.CNI:
             return ""
         link = nic.target.spec.link if nic.target is not None else None
@@ -114,7 +111,7 @@ class Attachers:
         """Return the attachment with an address or a conflist for each interface.
 
         `own` are further interfaces of the VM, which are not planned. Raises VirtbusError if a
-        network does not offer what the record asks for, or if another interface has it.
+        network cannot give what the record requires, or if another interface already has it.
         """
         check_ports(vm, [*used.publishing(but=vm.uid), *own])
         nics: list[Nic] = []
@@ -125,24 +122,20 @@ class Attachers:
         return vm.model_copy(update={"nics": tuple(nics)})
 
     def prepare(self, host: Netlink, nics: Sequence[Nic]) -> None:
-        """Ensure the parts on the host that the interfaces of each network share."""
         for attacher, own in self._grouped(nics):
             attacher.prepare(host, own)
 
     def attach(self, host: Netlink, vm: Attachment, netns_fd: int) -> None:
-        """Connect the interfaces of a VM to its namespace."""
         for attacher, own in self._grouped(vm.nics):
             attacher.attach(host, vm.uid, own, netns_fd)
 
     def verify(self, nics: Sequence[Nic], *, mend: bool = False) -> list[str]:
-        """Return a message for each missing part on the host. With `mend`, restore it instead."""
         found: list[str] = []
         for attacher, own in self._grouped(nics):
             found += attacher.verify(own, mend=mend)
         return found
 
     def detach(self, left: Sequence[Nic]) -> None:
-        """Remove the parts on the host that no interface of `left` needs."""
         for attacher in dict.fromkeys(self._of.values()):
             attacher.detach(left)
 
@@ -150,7 +143,7 @@ class Attachers:
         return self.passt if nic.binding is NicBinding.PASST else self._of[nic.kind]
 
     def _grouped(self, nics: Sequence[Nic]) -> list[tuple[Attacher, list[Nic]]]:
-        """Return the interfaces by attacher. Kinds that have the same attacher are one group."""
+        """Return the interfaces by attacher. Several kinds may share an attacher."""
         groups: dict[Attacher, list[Nic]] = {}
         for nic in nics:
             groups.setdefault(self._attacher(nic), []).append(nic)

@@ -1,7 +1,7 @@
-"""Stores one state file per VM, with its addresses and the input of a CNI DEL.
+"""State files, one per VM, with the VM's addresses and the input of a CNI DEL.
 
-The file is written before any part of the network is made, and removed after all parts are gone. So
-every namespace that a crash leaves on the host has a file.
+The file is written before any part of the network is made, and removed after all parts are gone.
+Every namespace that a crash leaves on the host therefore has a file.
 """
 
 import fcntl
@@ -34,13 +34,12 @@ class AttachmentStore:
         self._lock = -1
 
     def close(self) -> None:
-        """Unlock the directory for another process."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def prepare(self) -> None:
-        """Make the directory and lock it; remove unfinished writes.
+        """Make the directory and lock it. Remove unfinished writes.
 
         Raises:
             VirtbusError: 409 `netd_running` if another process has locked it.
@@ -59,20 +58,18 @@ class AttachmentStore:
         part.replace(path)
 
     def sync(self, uid: str) -> None:
-        """Make the file of `uid` durable, so that it survives a power loss."""
         for path in (self._path(uid), self._directory):
             with opened(path) as fd:
                 os.fsync(fd)
 
     def remove(self, uid: str) -> None:
-        """Remove the file of `uid`; no effect if there is none."""
         self._path(uid).unlink(missing_ok=True)
 
     def all(self) -> list[Attachment]:
         """Return the attachments of all readable files.
 
-        A damaged file is removed: the power failed before `sync`, and netd reports a network to the
-        agent only after `sync`.
+        A damaged file is removed: the power failed before `sync`. netd had then not yet reported
+        the network to the agent.
 
         Raises:
             VirtbusError: 422 `state_newer` or `state_older` if a file has another version.
@@ -108,7 +105,7 @@ def _locked(directory: Path) -> int:
 def _read(path: Path) -> Attachment | None:
     """Return the attachment in a file; None if the file is damaged.
 
-    A later release may write values that this one does not know, such as a new kind of network.
+    A later release may write values that this release does not know, such as a new kind of network.
     """
     raw = path.read_bytes()
     try:

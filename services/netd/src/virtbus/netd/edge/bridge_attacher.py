@@ -1,8 +1,8 @@
-"""Connects interfaces to an existing bridge of the host: networks of the kind `bridge`.
+"""Attacher for an existing bridge of the host: networks of the kind `bridge`.
 
-The bridge belongs to the host. The ports of VMs on this bridge are ends of veth pairs, which the
-kernel removes with the VM's namespace. The DHCP server of the bridge's segment gives the guests
-their addresses, unless their network has a subnet.
+The bridge belongs to the host. The ports of VMs on it are ends of veth pairs, which the kernel
+removes with the VM's namespace. If the network has no subnet, the DHCP server of the bridge's
+segment gives the guests their addresses.
 """
 
 import errno
@@ -46,7 +46,6 @@ class HostBridgeAttacher:
         """Do nothing: the bridge belongs to the host."""
 
     def attach(self, host: Netlink, uid: str, nics: Sequence[Nic], netns_fd: int) -> None:
-        """Make a veth pair for each interface, and make its host end a port of the bridge."""
         for nic in nics:
             link = self.segments.of(host, nic)
             wire, outer = names.wire_mac(uid, nic.index), names.outer_mac(uid, nic.index)
@@ -63,7 +62,8 @@ class HostBridgeAttacher:
     def verify(self, nics: Sequence[Nic], *, mend: bool) -> list[str]:
         """Return messages about faulty or unplugged host ends, and about bridges that are down.
 
-        With `mend`, plug such host ends into the bridge instead, if both exist, and return none.
+        With `mend`, plug such host ends into the bridge instead, if both exist. Then return
+        nothing.
         """
         found = []
         with Netlink() as host:
@@ -91,8 +91,8 @@ class HostBridgeAttacher:
 def _plug(host: Netlink, uid: str, nic: Nic, link: SegmentLink) -> None:
     """Make the host end a port of the bridge, and then put the port into its VLAN.
 
-    In between, the port is in the VLAN that the bridge gives each new port. At an attach, no frame
-    passes then, because the tap is not up yet. At a repair, the running guest is in that VLAN.
+    Between the two steps, the port is in the bridge's default VLAN. At an attach, no frame passes
+    then, because the tap is still down. At a repair, the running guest is in the default VLAN.
     """
     try:
         host.do([host_end.plug(nic.host_link, link.index, uid)])
@@ -115,7 +115,7 @@ def is_down(host: Netlink, nic: Nic, link: SegmentLink) -> list[str]:
 def vlan_calls(port: int, vlan: int, pvid: int) -> list[NetlinkCall]:
     """Return the calls that make a new port an untagged member of `vlan` instead of `pvid`.
 
-    `pvid` is the VLAN that the bridge gives each new port, or 0 if it gives none.
+    `pvid` is the VLAN that the bridge gives each new port; 0 if it gives none.
     """
     calls = [links.add_port_vlan(port, vlan)]
     return calls if pvid in {0, vlan} else [*calls, links.delete_port_vlan(port, pvid)]

@@ -1,4 +1,4 @@
-"""Stores a memo of each host bridge, with the host's forwarding from before the first bridge."""
+"""Memo of each host bridge, with the host's forwarding from before the first bridge."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import TypedDict
 from virtbus.schemas.network_object import NetworkTarget
 
 _PREFIX = "host"
-"""The beginning of the names of all memos of a netd, which are in one folder."""
+"""The prefix of all memo files of a netd, which are in one folder."""
 
 
 class Forwarding(TypedDict):
     """The values of sysctls: the host's forwarding of IPv4 and IPv6, and `accept_ra`.
 
-    `forwarding6` is empty if it is unknown. `accept_ra` has, by name, the value of each interface
-    that accepts router advertisements.
+    `forwarding6` is empty if unknown. `accept_ra` has the value of each interface that accepts
+    router advertisements, by the interface's name.
     """
 
     ip_forward: str
@@ -29,14 +29,14 @@ class BridgeMemo:
         self._path = path
 
     def exists(self) -> bool:
-        """Return True while parts of the host side may exist."""
+        """Return True while resources of the host side may exist."""
         return self._path.exists()
 
     def write(self, forwarding: Forwarding, target: NetworkTarget | None) -> None:
-        """Write the memo unless it exists.
+        """Write the memo, if it does not exist yet.
 
-        If another bridge of this netd has a memo, the values in that memo are copied, because they
-        are from before the first bridge. Otherwise `forwarding` is stored.
+        The values must be from before the first bridge. If another bridge of this netd has a memo,
+        its values are copied. Otherwise `forwarding` is stored.
         """
         if self.exists():
             return
@@ -47,19 +47,16 @@ class BridgeMemo:
         part.replace(self._path)
 
     def forwarding(self) -> Forwarding:
-        """Return the values from before the first bridge."""
         return _forwarding(self._path)
 
     def forget(self) -> None:
-        """Remove the memo, after all parts of its bridge were removed."""
+        """Remove the memo, after all resources of its bridge were removed."""
         self._path.unlink()
 
     def beside(self, name: str) -> Path:
-        """Return the memo file of another bridge of this netd."""
         return self._path.with_name(f"{_PREFIX}-{name}.json")
 
     def all(self) -> list[Path]:
-        """Return the memos of all bridges of this netd that may exist."""
         return sorted(self._path.parent.glob(f"{_PREFIX}*.json"))
 
 

@@ -1,4 +1,4 @@
-"""Resolves the addresses of the bus' servers on this host."""
+"""Addresses of the bus' servers, as this host resolves them."""
 
 import socket
 from urllib.parse import urlsplit

@@ -117,7 +117,7 @@ class Cni:
             return cni.read_conflist(file.read(_MAX_CONF_BYTES), str(path))
 
     async def add(self, uid: str, nic: Nic, state: CniState, netns: Path) -> CniState:
-        """Run ADD of all plugins in order; return the state that DEL needs, with the last result.
+        """Run ADD of all plugins in order. Return the state that DEL needs, with the last result.
 
         Raises:
             VirtbusError: 503 `cni_not_ready`: a plugin says on STATUS that it is not ready. 500
@@ -155,7 +155,7 @@ class Cni:
         return result
 
     async def _status(self, conflist: dict[str, Any]) -> None:
-        """Check by STATUS that the plugins can take an interface now, if they know this verb.
+        """Check by STATUS, if the plugins know it, that they can take an interface now.
 
         Raises:
             VirtbusError: 503 `cni_not_ready`.
@@ -168,7 +168,6 @@ class Cni:
             await self._run(CniVerb.STATUS, plugin["type"], given, environment, failed=_not_ready)
 
     async def check(self, uid: str, nic: Nic, state: CniState, netns: Path) -> list[str]:
-        """Run CHECK of the chained plugins; return a message for each that finds a fault."""
         found: list[str] = []
         if state.result is None or not has_verb(state.conflist, CniVerb.CHECK):
             return found
@@ -184,11 +183,11 @@ class Cni:
     async def collect(
         self, conflist: dict[str, Any], known: Callable[[], Iterable[CniPlace]]
     ) -> None:
-        """Let plugins that know GC remove what belongs to no interface that `known` returns.
+        """Let plugins that know GC remove everything that belongs to no interface of `known`.
 
-        A plugin that fails is logged, and the others are run. Interfaces that `add` is making are
-        kept, too. `known` is called here, while new runs of `add` wait. A list from earlier could
-        lack an interface that was made while another conflist was collected.
+        The failure of a plugin is only logged. Interfaces that `add` is making are kept, too.
+        `known` is called while new runs of `add` wait. An earlier list could lack an interface that
+        was made while another conflist was collected.
         """
         if not has_verb(conflist, CniVerb.GC):
             return

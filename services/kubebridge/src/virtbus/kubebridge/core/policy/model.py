@@ -1,4 +1,4 @@
-"""Declares the fields of NetworkPolicies that their translation reads."""
+"""Fields of NetworkPolicies that `translation` reads."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from virtbus.kubebridge.core.objects.unstructured import Object, path
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A condition of a label selector."""
+    """An expression of a label selector."""
 
     key: str = path("key")
     operator: str = path("operator")
@@ -17,7 +17,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """A label selector. Both fields are empty if it selects everything, or if it is missing."""
+    """A label selector. Both fields are empty if the selector is missing or selects everything."""
 
     labels: Object = path("matchLabels")
     expressions: tuple[Requirement, ...] = path("matchExpressions")
@@ -25,7 +25,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer of a rule. A missing selector is None."""
+    """A peer of a rule. A selector is None if the peer does not have it."""
 
     cidr: str = path("ipBlock", "cidr")
     excepted: tuple[str, ...] = path("ipBlock", "except")
@@ -44,7 +44,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule. `sources` are the peers of ingress, `destinations` those of egress."""
+    """A rule. Ingress uses `sources`; egress uses `destinations`."""
 
     ports: tuple[Port, ...] = path("ports")
     sources: tuple[Peer, ...] = path("from")
@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A NetworkPolicy. A missing list of rules reads as empty; `types` names the directions."""
+    """A NetworkPolicy. A missing list of rules reads as empty. `types` names the directions."""
 
     name: str = path("metadata", "name")
     namespace: str = path("metadata", "namespace")

@@ -1,7 +1,8 @@
-"""Translates a NetworkPolicy to security groups. Parts without a translation allow nothing.
+"""Translation of a NetworkPolicy to security groups.
 
-A policy becomes one group, and one more for each selector of peers. A group selects VMs by the
-labels that they have from their VMIs. Every VM of a bridge counts as a pod with KubeVirt's label.
+A part without a translation allows no traffic. A policy becomes one group, and one more group for
+each selector of peers. A group selects VMs by the labels of their VMIs. Every VM of a bridge counts
+as a pod with the label `LAUNCHER`.
 """
 
 import hashlib
@@ -28,16 +29,15 @@ from virtbus.schemas.security_group import (
 from virtbus.schemas.wire import validate
 
 POLICY_LABEL = "virtbus.io/network-policy"
-"""The label of a group. Its value is the name of the group's policy; see `short`."""
+"""The label of a group. Its value is the name of the policy, shortened by `short`."""
 LAUNCHER = ("kubevirt.io", "virt-launcher")
 """KubeVirt's label of every pod with a guest."""
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 NAME_MAX = 63
 PEER_GROUPS_MAX = 128
-"""Limit of the groups that one policy has for selectors of peers. A namespace may have 200 groups.
-"""
+"""Limit of the groups that one policy makes for selectors of peers. A namespace may have 200."""
 DENIED_MAX = 64
-"""Limit of the problems of a policy that are kept for its Event, which shows fewer."""
+"""Limit of the problems that are kept of a policy. Its Event shows fewer."""
 _TYPES = {"Ingress": Direction.INGRESS, "Egress": Direction.EGRESS}
 _PROTOCOLS = {"": IpProtocol.TCP, "TCP": IpProtocol.TCP, "UDP": IpProtocol.UDP}
 Net = IPv4Network | IPv6Network
@@ -51,14 +51,14 @@ class Translated(NamedTuple):
 
 
 def short(name: str) -> str:
-    """Return a policy's name as the value of a label. A long name is cut and gets a digest."""
+    """Return a policy's name as a label value. A long name is cut and ends with a digest."""
     if len(name) <= NAME_MAX:
         return name
     return f"{name[:40]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def group_name(policy: str, selector: Mapping[str, Any] | None = None) -> str:
-    """Return the name of a policy's group, or of the group of a peer's selector."""
+    """Return the name of the policy's own group; with `selector`, of the group of these peers."""
     plain = policy.replace(".", "-")
     digest = hashlib.sha256(policy.encode()).hexdigest()[:10]
     stem = f"np-{plain}" if plain == policy and len(policy) <= 40 else f"np-{plain[:30]}-{digest}"
@@ -68,7 +68,7 @@ def group_name(policy: str, selector: Mapping[str, Any] | None = None) -> str:
 
 
 def sorted_(value: Any) -> Any:
-    """Return JSON in a form whose text is the same for equal objects."""
+    """Return JSON in a form that has the same `repr` for equal objects."""
     if isinstance(value, Mapping):
         return [(key, sorted_(one)) for key, one in sorted(value.items())]
     return [sorted_(one) for one in value] if isinstance(value, list | tuple) else value
@@ -80,7 +80,7 @@ def groups_of(policy: Policy) -> Translated:
 
 
 class _Translation:
-    """The translation of one policy. It collects the groups of the peers, and the problems."""
+    """The translation of one policy."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -108,7 +108,7 @@ class _Translation:
             return None
 
     def _within(self, rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return as many valid rules as a group may have. The rest of `rules` is never made."""
+        """Return as many valid rules as a group may have. Surplus rules are not even computed."""
         kept: list[dict[str, Any]] = []
         left = MATCHES_MAX
         for index, rule in enumerate(rules):
@@ -126,14 +126,14 @@ class _Translation:
 
     # --- selectors ------------------------------------------------------------------------
     def _selector(self, selector: Selector, where: str) -> dict[str, Any]:
-        """Return a selector of VMs. Surplus expressions are left out, which isolates more VMs."""
+        """Return a selector of VMs. Without its surplus expressions it isolates more VMs."""
         found = _conditions(selector)
         if len(found["expressions"]) > EXPRESSIONS_MAX:
             self._denied.append(f"{where}: expressions beyond {EXPRESSIONS_MAX}; more VMs match")
         return found | {"expressions": found["expressions"][:EXPRESSIONS_MAX]}
 
     def _group(self, selector: Mapping[str, Any], where: str) -> str:
-        """Return the name of the group of a peer's selector; empty if it cannot be made."""
+        """Return the name of the group of a peer's selector; empty if the group is refused."""
         name = group_name(self._policy.name, selector)
         if len(self._peers) >= PEER_GROUPS_MAX and name not in self._peers:
             self._denied.append(f"{where}: selectors of peers beyond {PEER_GROUPS_MAX}")
@@ -146,7 +146,6 @@ class _Translation:
 
     # --- rules ----------------------------------------------------------------------------
     def _all_rules(self, types: Collection[Direction]) -> Iterator[dict[str, Any]]:
-        """Yield the rules of virtbus for the policy. Each is made only when it is needed."""
         for direction, some, field in (
             (Direction.INGRESS, self._policy.ingress, "ingress"),
             (Direction.EGRESS, self._policy.egress, "egress"),
@@ -195,7 +194,6 @@ class _Translation:
             groups[name] = None
 
     def _networks(self, peer: Peer, where: str) -> list[str]:
-        """Return the networks of an ipBlock, without those in `except`."""
         try:
             network = ip_network(peer.cidr, strict=False)
             outs = [ip_network(text, strict=False) for text in peer.excepted]
@@ -211,7 +209,6 @@ class _Translation:
         return found
 
     def _ports(self, rule: Rule, where: str) -> list[dict[str, Any]]:
-        """Return the protocols and ports of a rule."""
         if not rule.ports:
             return [{"protocol": IpProtocol.ANY}]
         found: dict[IpProtocol, list[str]] = {}
@@ -235,7 +232,6 @@ class _Translation:
 
 
 def _conditions(selector: Selector) -> dict[str, Any]:
-    """Return a selector as the bus takes it, without the label that all VMs have."""
     return {
         "labels": {
             key: value
@@ -260,7 +256,7 @@ def _split(found: Iterable[str], most: int) -> Iterator[list[str]]:
 
 
 def _without(network: Net, outs: Iterable[Net]) -> Iterator[Net]:
-    """Yield the parts of a network that are in none of `outs`, in the order of addresses."""
+    """Yield the subnets of `network` that are in none of `outs`, in the order of addresses."""
     address = type(network.network_address)
     start, end = int(network.network_address), int(network.broadcast_address)
     gaps = [

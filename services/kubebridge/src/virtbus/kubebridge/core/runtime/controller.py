@@ -1,9 +1,9 @@
-"""Defines controllers: kinds and keys of objects, actions, and the changes that cause a reconcile.
+"""Types for controllers: kinds and keys of objects, actions, and watched changes.
 
-Each action is safe to repeat, and actions run in order. A write at the version that was read may
-conflict. A conflict or a refusal ends the actions, and the object is reconciled again. A refusal
-does not end the actions if it is ignored (`OnRefusal.IGNORE`), or if a refusal with the same reason
-was reported before.
+The actions of a reconcile run in order, and each is safe to repeat. A write at the version that was
+read may conflict. A conflict or a refusal ends the actions, and the object is reconciled again.
+Two refusals do not end the actions: an ignored one (`OnRefusal.IGNORE`), and one whose reason was
+already reported.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,13 +34,12 @@ class Kind(NamedTuple):
 
     @property
     def api_version(self) -> str:
-        """Return the apiVersion of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, name: str = "", namespace: str = "", sub: str = "") -> str:
-        """Return the URL path of one object; without `name`, the path of all objects.
+        """Return the URL path of one object, or of all objects if `name` is empty.
 
-        Without `namespace`, the path covers all namespaces.
+        If `namespace` is empty, the path covers all namespaces.
         """
         parts = ["apis", self.group] if self.group else ["api"]
         parts.append(self.version)
@@ -59,16 +58,14 @@ class Key(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return `namespace/name`, by which stores keep objects."""
         return f"{self.namespace}/{self.name}"
 
     def of(self, kind: Kind) -> "Key":
-        """Return the key of the object of another kind with the same name."""
         return Key(kind, self.namespace, self.name)
 
 
 def key_of(kind: Kind, path: str) -> Key:
-    """Return the key of a `namespace/name`."""
+    """Return the key for the path `namespace/name`."""
     namespace, _, name = path.partition("/")
     return Key(kind, namespace, name)
 
@@ -114,14 +111,15 @@ BUS_NODE = Kind("virtbus", "v1", "nodes", "BusNode", namespaced=False)
 BUS_GROUP = Kind("virtbus", "v1", "groups", "BusGroup")
 GUEST_AGENT = Kind("virtbus", "v1", "guestagents", "GuestAgent")
 ORPHAN = Kind("virtbus", "v1", "orphans", "Orphan")
-"""Sources on the bus: VMs, nodes, groups, answers of guest agents, and VMs that have no VMI."""
+"""Kinds that exist only in the bridge: VMs, nodes and groups of the bus, answers of guest agents,
+and VMs without a VMI."""
 
 AT_ONCE_S = 0.01
-"""Seconds before the next reconcile, if that needs the result of the present reconcile."""
+"""Seconds before the next reconcile, if that reconcile needs the result of the present one."""
 
 
 class Refused(NamedTuple):
-    """The last refusal of a create or call. The next reconcile reports it."""
+    """The last refusal of a create or call. It is an input of the next reconcile."""
 
     code: int
     reason: str
@@ -133,13 +131,13 @@ class OnRefusal(Enum):
 
     RETRY = auto()
     REPORT = auto()
-    """The next reconcile gets the refusal as an input."""
+    """The refusal becomes an input of the next reconcile."""
     IGNORE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create an object. An existing object of the name is a success. A refusal is reported."""
+    """Create an object. If the name exists already, that is a success. A refusal is reported."""
 
     kind: Kind
     body: dict[str, Any]
@@ -147,7 +145,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Replace an object at the version in `body`."""
+    """Replace an object, only if it still has the version in `body`."""
 
     kind: Kind
     body: dict[str, Any]
@@ -155,10 +153,10 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Change the reconciled object at the version that was read.
+    """Change the reconciled object, only if it still has the version that was read.
 
-    `status` is replaced as a whole. In `metadata` and `spec`, entries are added to an existing map,
-    such as the labels, and any other field is replaced.
+    `status` is replaced as a whole. In `metadata` and `spec`, a map such as the labels gets new
+    entries, and any other field is replaced.
     """
 
     changes: dict[str, Any]
@@ -167,7 +165,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merge `changes` into an object at any version. Only the bridge writes fields in `changes`."""
+    """Merge `changes` into an object of any version. Only the bridge writes these fields."""
 
     key: Key
     changes: dict[str, Any]
@@ -177,9 +175,9 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the object of this uid, which may be gone already.
+    """Delete the object with this uid. A missing object is a success.
 
-    If `version` is given and is not the current one, the delete is a conflict.
+    If `version` is given and is not the current version, the delete is a conflict.
     """
 
     key: Key
@@ -191,7 +189,7 @@ class Delete:
 class BusCall:
     """Send a verb of the bus' API about a VM, such as `create`.
 
-    The code `gone` means that the VM certainly does not exist.
+    A refusal with the code `gone` proves that the VM does not exist.
     """
 
     verb: str
@@ -211,10 +209,10 @@ class GroupCall:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """Record an Event on the object `on`, by default on the reconciled one.
+    """Record an Event on the object `on`, by default on the reconciled object.
 
-    If the object does not exist, there is no Event. With `code`, the message is also logged, as a
-    warning of this code.
+    A missing object gets no Event. If `code` is set, the message is also logged as a warning with
+    this code.
     """
 
     reason: str
@@ -233,7 +231,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Reconcile again if one of these objects changes. The next reconcile ends the wait."""
+    """Reconcile once more when one of these objects changes. Any reconcile ends the wait."""
 
     references: frozenset[Key]
 
@@ -248,26 +246,26 @@ Notify = Callable[[str], None]
 
 
 class Lister(Protocol):
-    """Reads a store of one kind. Paths are `namespace/name`."""
+    """Read access to a store of one kind. Paths are `namespace/name`."""
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """Return a new copy of the object, or None."""
+        """Return a new copy of the object; None if it does not exist."""
 
     def uid(self, name: str) -> str:
-        """Return the uid of the object, or an empty string."""
+        """Return the uid of the object; empty if it does not exist."""
 
     def ended(self, uid: str) -> bool:
-        """Return True if the deletion of the object with this uid was reported."""
+        """Return True if the object with this uid was reported as deleted."""
 
     def __iter__(self) -> Iterator[str]:
         """Yield all paths."""
 
 
 class Inputs(NamedTuple):
-    """The inputs of a reconcile: the object, or None if it does not exist, and the time.
+    """The inputs of a reconcile. `obj` is None if the object does not exist.
 
-    `time_s` is a clock that never jumps. `references` has the objects that `Controller.references`
-    named and that exist.
+    `time_s` is a clock that never jumps. `references` has the existing objects among those that
+    `Controller.references` named.
     """
 
     obj: dict[str, Any] | None
@@ -280,8 +278,8 @@ class Inputs(NamedTuple):
 class KeyMapping(NamedTuple):
     """A kind whose changes cause reconciles. `keys` maps a changed key to the keys to reconcile.
 
-    The runtime replaces the kind of the returned keys by the controller's. By default, the object
-    of the same name is reconciled.
+    The runtime replaces the kind of the returned keys by the controller's kind. By default, a
+    change reconciles the object of the same name.
     """
 
     source: Kind
@@ -292,7 +290,7 @@ class KeyMapping(NamedTuple):
 class Controller:
     """A controller of one kind.
 
-    Before `reconcile`, the objects of `references` are read from the API server, without a cache.
+    Before `reconcile`, the runtime reads the objects of `references` from the API server, uncached.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""Defines a call of a subresource, its effects, and a verb that decides about a call."""
+"""Types for subresources: a call, its effects, and the verb that decides about a call."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ KINDS = {VM: "virtualmachine", VMI: "virtualmachineinstance"}
 
 @dataclass(frozen=True, slots=True)
 class SubresourceCall:
-    """A call, with the VM and the VMI of its name. A missing object is None.
+    """A call of a subresource. `vm` and `vmi` have the name of the call; a missing one is None.
 
-    `options` is the request body, or the `port` and `protocol` of a stream.
+    `options` is the request body. For a stream, `options` has the `port` and the `protocol`.
     """
 
     method: str
@@ -29,12 +29,12 @@ class SubresourceCall:
 
     @property
     def uid(self) -> str:
-        """Return the uid of the VMI, which is also the uid of its VM on the bus."""
+        """The uid of the VMI, which is also the uid of its VM on the bus."""
         return text(self.vmi, "metadata", "uid")
 
     @property
     def dry_run(self) -> bool:
-        """Return True if the call must change nothing. Patches are then sent as a dry run."""
+        """True if the call must change nothing. Patches are then sent as a dry run."""
         return self.options.get("dryRun") == ["All"]
 
 
@@ -42,7 +42,7 @@ class SubresourceCall:
 class JsonPatch:
     """A JSON patch (RFC 6902). Its `test` operations detect a concurrent change of the object.
 
-    If a test fails, the API server refuses the patch with 422, and the bridge answers 409.
+    If a test fails, the API server refuses the patch with 422. The bridge then answers 409.
     """
 
     of: Literal["vm", "vm/status", "vmi"]
@@ -53,7 +53,7 @@ class JsonPatch:
 class BusVerb:
     """A verb of the bus for the VM of this uid, such as `pause`. A refusal becomes the answer.
 
-    `timeout_s` is the parameter of `freeze`.
+    Only `freeze` uses `timeout_s`.
     """
 
     verb: str
@@ -63,7 +63,7 @@ class BusVerb:
 
 @dataclass(frozen=True, slots=True)
 class AskGuest:
-    """Questions to the guest agent. `guest_answers` converts the result to KubeVirt's API."""
+    """Questions to the guest agent. `guest_answers` converts the answers to KubeVirt's API."""
 
     uid: str
     questions: tuple[GuestQuestion, ...]
@@ -71,7 +71,7 @@ class AskGuest:
 
 @dataclass(frozen=True, slots=True)
 class GuestStream:
-    """A websocket `plain.kubevirt.io` to the guest. A screenshot is answered with a PNG instead."""
+    """A websocket `plain.kubevirt.io` to the guest. `screenshot` instead answers with one PNG."""
 
     what: Literal["console", "portforward", "vnc", "screenshot"]
     uid: str
@@ -81,7 +81,7 @@ class GuestStream:
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """An answer that is an object."""
+    """Answer with an object."""
 
     what: dict[str, Any]
 
@@ -92,14 +92,14 @@ Outcome = Refusal | tuple[Effect, ...]
 
 
 Decide = Callable[[SubresourceCall], Outcome]
-"""Decides about a call. The object of the call's `resource`, its VM or its VMI, exists; the VMI of
-a call for a VM may be missing."""
+"""Decides about a call. The object of the call's `resource` (VM or VMI) exists. In a call for a VM,
+the VMI may be missing."""
 
 
 class Verb(NamedTuple):
     """A verb of a subresource. `success` is the HTTP code of a success.
 
-    `missing` is the text of the refusal if the verb is not supported yet.
+    `missing` is the text of the refusal of an unsupported verb. It is empty for a supported verb.
     """
 
     method: str
@@ -111,11 +111,10 @@ class Verb(NamedTuple):
 
     @property
     def access(self) -> str:
-        """Return the verb of the SubjectAccessReview."""
         return "get" if self.method == "GET" else "update"
 
 
 def missing(method: str, resource: str, name: str, what: str) -> Verb:
-    """Return a verb that is not supported yet."""
+    """Return a verb that is not supported yet. `what` names the missing feature."""
     message = f"{name} is not supported yet: {what}"
     return Verb(method, resource, name, lambda _: of_http(501, message), missing=message)

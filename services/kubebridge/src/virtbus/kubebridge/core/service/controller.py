@@ -1,6 +1,6 @@
-"""Registers the controller of Services that select guests, with the indices that it needs.
+"""Controller of Services that select guests, with its indices.
 
-A change of a guest reconciles only the Services that select it, or selected it before.
+A change of a guest reconciles only the Services that select the guest now or selected it before.
 """
 
 from collections import defaultdict
@@ -26,11 +26,11 @@ from virtbus.kubebridge.core.vmi.model import Vmi
 from virtbus.kubebridge.core.vmi.status import VmLister
 
 GATHER_S = 0.5
-"""Seconds for which changes are collected, so that guests that start together cause one write."""
+"""Seconds for which changes are collected. Guests that start together then cause one write."""
 
 
 class Services:
-    """The indices: guests by namespace, Services with a selector, and slices by Service."""
+    """Indices of guests by namespace, Services with a selector, and slices by Service."""
 
     def __init__(self, services: Lister, vmis: Lister, slices: Lister, views: VmLister) -> None:
         self._services = services
@@ -38,7 +38,7 @@ class Services:
         self._slices = slices
         self._views = views
         self._members: dict[str, dict[str, Member]] = {}
-        """Guests by namespace, then by path. It has only the namespaces in `_selecting`."""
+        """Guests by namespace, then by path. Only namespaces in `_selecting` are present."""
         self._selecting: dict[str, set[Key]] = defaultdict(set)
         """The Services that have a selector, by namespace."""
         self._of: dict[str, Key] = {}
@@ -47,7 +47,6 @@ class Services:
         self._warned: dict[Key, str] = {}
 
     def controller(self) -> Controller:
-        """Return the controller of Services."""
         watches = (
             KeyMapping(SERVICE, self.service_changed),
             KeyMapping(ENDPOINT_SLICE, self.slice_changed),
@@ -78,7 +77,6 @@ class Services:
         return {key}
 
     def slice_changed(self, key: Key) -> set[Key]:
-        """Update the indices of a slice; return its Service, and its Service before the change."""
         before = self._of.pop(key.path, None)
         if before is not None:
             self._slices_of[before].discard(key.path)
@@ -91,7 +89,6 @@ class Services:
         return {one for one in (before, self._of.get(key.path)) if one is not None}
 
     def guest_changed(self, key: Key) -> set[Key]:
-        """Update a guest; return the Services that select it, or selected it before."""
         if key.namespace not in self._members:
             return set()
         changed = self._learn(key.namespace, key.path)
@@ -103,7 +100,7 @@ class Services:
         return found
 
     def _learn(self, space: str, path: str) -> list[Mapping[str, str]]:
-        """Update a guest. Return its labels before and now, or nothing if it has not changed."""
+        """Update a guest; return its labels before and now, or nothing if it is unchanged."""
         here, raw, now = self._members[space], self._vmis.get(path), None
         if raw is not None:
             vmi = read(Vmi, raw)
@@ -128,7 +125,6 @@ class Services:
         return [one for one in actions if self._is_new(key, one)]
 
     def _is_new(self, key: Key, action: Action) -> bool:
-        """Return False for a warning that repeats the last one of its Service."""
         if not isinstance(action, RecordEvent):
             return True
         before, self._warned[key] = self._warned.get(key), action.message

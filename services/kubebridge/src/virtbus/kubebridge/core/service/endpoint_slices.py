@@ -1,6 +1,6 @@
-"""Computes EndpointSlices of guests that Services select. Pods have slices of their own.
+"""EndpointSlices for the guests that Services select.
 
-Kubernetes' own controller (k8s.io/endpointslice) does the same for pods. The bridge touches only
+Kubernetes' own controller (k8s.io/endpointslice) makes the slices for pods. The bridge writes only
 its own slices. A proxy combines all slices of a Service.
 """
 
@@ -25,24 +25,24 @@ MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 SERVICE_NAME = "kubernetes.io/service-name"
 HEADLESS = "service.kubernetes.io/headless"
 SELECTOR = f"{MANAGED_BY}={MANAGER}"
-"""Selects the bridge's slices in a list."""
+"""The label selector that lists only the bridge's slices."""
 MAX_ENDPOINTS = 100
-"""Endpoints of one slice, as in Kubernetes' own controller."""
+"""Limit of endpoints in one slice, as in Kubernetes' own controller."""
 RETRY_S = 5.0
-"""Seconds before a retry if a created slice does not appear."""
+"""Seconds after which the Service is reconciled again if a created slice has not appeared."""
 FAMILIES = ("IPv4", "IPv6")
 _VMI = {"apiVersion": VMI.api_version, "kind": VMI.kind}
 _SLICE = {"apiVersion": ENDPOINT_SLICE.api_version, "kind": ENDPOINT_SLICE.kind}
 UNRESOLVED = "UnresolvedPort"
-"""Reason of the Event about a target port that is a name, because ports of guests have no names."""
+"""Reason of the Event about a named target port. Ports of guests have no names."""
 
 
 def reconcile(
     service: KubeService, members: Iterable[Member], slices: Iterable[Slice]
 ) -> list[Action]:
-    """Return the writes that are needed. `slices` are the bridge's slices for this Service.
+    """Return the needed writes. `slices` are the bridge's slices of this Service.
 
-    An endpoint stays in its slice, so a change of one guest writes one slice of each IP family.
+    An endpoint stays in its slice. A change of one guest therefore writes one slice of each family.
     """
     if service.deleting:
         return []
@@ -73,7 +73,7 @@ def reconcile(
 def _spread(
     here: Mapping[str, Member], family: str, service: str, existing: Mapping[str, Slice]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield slice names with uids of guests. Existing endpoints stay, new ones fill gaps."""
+    """Yield slice names with uids of guests. Existing endpoints stay; new endpoints fill gaps."""
     left = dict.fromkeys(sorted(here))
     stem = f"{service}-virtbus-{family.lower()}-"
     ends = (name.removeprefix(stem) for name in existing if name.startswith(stem))

@@ -1,4 +1,4 @@
-"""Declares the fields of Services and EndpointSlices that the bridge reads, and their guests.
+"""Fields of Services and EndpointSlices that the bridge reads, and the guests as their members.
 
 Services select a guest by the labels that its pod in KubeVirt would have. The guest's addresses
 come from virtbus.
@@ -65,12 +65,12 @@ class Slice:
 
 
 class Member(NamedTuple):
-    """A guest that Services may select. `addresses` has the addresses from virtbus, by family.
+    """A guest that Services may select. `addresses` has one address for each IP family.
 
-    `labels` are those of the VMI, and those that KubeVirt gives the VMI's pod.
+    `labels` has the VMI's labels and the labels that KubeVirt gives the VMI's pod.
 
-    Addresses that the guest reports are ignored. Otherwise a guest could direct a Service's traffic
-    to any host.
+    Addresses come from virtbus only. An address that the guest reports could direct a Service's
+    traffic to any host.
     """
 
     namespace: str
@@ -85,7 +85,7 @@ class Member(NamedTuple):
 
 
 def member(vmi: Vmi, interfaces: Iterable[InterfaceStatus]) -> Member | None:
-    """Return the VMI as a member; None if it has no address or has ended."""
+    """Return the VMI as a member; None if the VMI has no address or has ended."""
     addresses = _addresses(interfaces)
     if vmi.phase in FINAL or not addresses:
         return None
@@ -129,7 +129,7 @@ def _addresses(interfaces: Iterable[InterfaceStatus]) -> dict[str, str]:
 
 
 def selected(service: KubeService, members: Iterable[Member]) -> list[Member]:
-    """Return the guests that a Service sends to, by default only those that run."""
+    """Return the guests of a Service: those that run, and with `service.early` all others, too."""
     there = (one for one in members if one.running or service.early)
     return [one for one in there if selects(service, one.labels)]
 

@@ -1,4 +1,4 @@
-"""Selects the annotations that the bridge reads, and those of a template that its VMI gets."""
+"""Selection of the annotations that the bridge reads, and that a VMI gets from its template."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,19 +9,19 @@ from virtbus.kubebridge.core.objects.status_errors import Cause
 from virtbus.kubebridge.core.objects.unstructured import Object, number, part, text
 
 READ = frozenset(ANNOTATIONS)
-"""Annotations that the bridge reads. All others, which may have 256 KiB, are ignored."""
+"""Annotations that the bridge reads. The bridge ignores all others, which may have 256 KiB."""
 VALUE_CHARS = 1024
 IGNITION_CHARS = 16 * 1024
 LONG = {IGNITION: IGNITION_CHARS + 1}
-"""Bounds of annotations that may be longer than VALUE_CHARS, in characters. The extra character
-shows that a value exceeds its bound."""
+"""Bounds of annotations that may be longer than VALUE_CHARS, in characters. One character above the
+limit is kept, to show that the value is too long."""
 TEMPLATE_BYTES = 16 * 1024
-"""Bound of the names and values of a template's annotations. Kubernetes does not bound them."""
+"""Bound of the names and values of a template's annotations. Kubernetes sets no bound."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """A copy of the whole manifest that only kubectl reads."""
 SIZE = "virtbus.io/annotation-bytes"
-"""The total size of a template's annotations. `slim_template` adds it to the metadata if they are
-too large."""
+"""The metadata key of the total size of a template's annotations. `slim_template` adds this key if
+the annotations are too large."""
 
 
 def read(notes: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,9 +30,9 @@ def read(notes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def carried(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the annotations of a template that its VMI gets: the first that fit.
+    """Return the first annotations of a template that fit. The VMI gets them.
 
-    LAST_APPLIED takes room, but the VMI does not get it.
+    LAST_APPLIED counts towards the size, although the VMI does not get it.
     """
     left_bytes, kept = TEMPLATE_BYTES, {}
     for name, value in notes.items():
@@ -47,7 +47,7 @@ def carried(notes: Mapping[str, Any]) -> dict[str, Any]:
 def slim_template(meta: Object) -> dict[str, Any]:
     """Return a template's metadata with only the annotations that its VMI gets.
 
-    If all its annotations together are too large, their total size is added (`SIZE`).
+    If the annotations are too large together, the key `SIZE` has their total size.
     """
     notes = part(meta, "annotations")
     size_bytes = sum(_size_bytes(name, value) for name, value in notes.items())
@@ -56,7 +56,7 @@ def slim_template(meta: Object) -> dict[str, Any]:
 
 
 def causes(vm: Object) -> list[Cause]:
-    """Report a template whose annotations are too large, even if they were already cut."""
+    """Report a template whose annotations are too large, even after `slim_template` cut them."""
     meta = slim_template(part(vm, "spec", "template", "metadata"))
     size_bytes = number(meta, SIZE)
     if size_bytes <= TEMPLATE_BYTES:

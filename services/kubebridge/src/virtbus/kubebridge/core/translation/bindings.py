@@ -1,4 +1,4 @@
-"""Translates the ports of the bindings masquerade and passt, and the networks of masquerade."""
+"""Translation of the ports of masquerade and passt, and of the networks of masquerade."""
 
 from collections.abc import Iterator
 from ipaddress import ip_network
@@ -13,9 +13,9 @@ _LAST = "last_port"
 
 
 def fill(walked: Translation, spec: Object, prefix: str) -> None:
-    """Give each interface with masquerade its ports and networks, and one with passt its ports.
+    """Add ports to each interface with masquerade or passt, and networks to those with masquerade.
 
-    With other bindings KubeVirt ignores these fields: listed ports close no other ports.
+    With other bindings KubeVirt ignores these fields: a list of ports does not close other ports.
     """
     networks = {
         text(one, "name"): (one, f"{prefix}.networks[{index}].pod")
@@ -47,7 +47,10 @@ def _ports(walked: Translation, nic: Object, place: Path, field: str) -> None:
 
 
 def _listed(nic: Object, field: str) -> Iterator[tuple[Object, object, str]]:
-    """Yield the ports, then the ranges with their last port, each with its field."""
+    """Yield each port or range with its last port and its manifest field.
+
+    A single port has None as the last port.
+    """
     for index, one in enumerate(items(nic, "ports")):
         yield one, None, f"{field}.ports[{index}]"
     for index, one in enumerate(items(nic, "portRanges")):
@@ -60,7 +63,7 @@ def _cidrs(walked: Translation, network: Object, place: Path, field: str) -> Non
         if not given:
             continue
         try:
-            found = str(ip_network(given, strict=False))  # host bits are allowed, as in Go
+            found = str(ip_network(given, strict=False))  # Go's net.ParseCIDR allows host bits
         except ValueError as error:
             walked.causes.append(Cause(f"{field}.{name}", str(error)))
         else:

@@ -1,6 +1,7 @@
-"""Finds the Secrets and ConfigMaps that a VMI refers to, and puts their contents into its VM.
+"""References of a VMI to Secrets and ConfigMaps, and the transfer of their contents to its VM.
 
-The objects are read when the VMI starts. Their contents become seeds, files, logins and keys.
+The objects are read when the VMI starts. Their contents become seeds, files, registry logins and
+SSH keys.
 """
 
 import base64
@@ -22,11 +23,11 @@ SEEDS = {
     "cloudInitNoCloud": "cloud_init_no_cloud",
     "cloudInitConfigDrive": "cloud_init_config_drive",
 }
-"""The kinds of seeds, with their names in a VM's spec."""
+"""The kinds of cloud-init seeds in a manifest, with their names in a VM's spec."""
 
 
 class Use(Enum):
-    """The use of an object's contents."""
+    """The use of the contents of a Secret or ConfigMap."""
 
     SEED = auto()
     NETWORK = auto()
@@ -40,7 +41,7 @@ class Use(Enum):
 class Need(NamedTuple):
     """A reference to an object in the VMI's namespace. `field` is the path of the reference.
 
-    `place` is the index of its volume, or for SSH keys the index of its credential.
+    `place` is an index: of the credential for `Use.KEYS`, of the volume otherwise.
     """
 
     kind: str
@@ -52,7 +53,7 @@ class Need(NamedTuple):
 
 
 Given = Mapping[tuple[str, str], Object]
-"""Contents of the objects that were read, by kind and name. Missing objects are absent."""
+"""The objects that were read, by kind and name. Missing objects are absent."""
 
 IN_VOLUMES: tuple[tuple[tuple[str, ...], str, Use], ...] = (
     (("containerDisk", "imagePullSecret"), SECRET, Use.LOGIN),
@@ -68,7 +69,7 @@ OF_KEYS = ("sshPublicKey", "source", "secret", "secretName")
 
 
 def needs(spec: Object, prefix: str = "spec") -> Iterator[Need]:
-    """Yield all references of the spec: first those of volumes, in order, then those of keys."""
+    """Yield all references of the spec: those of volumes in their order, then those of SSH keys."""
     for index, volume in enumerate(items(spec, "volumes")):
         for path, kind, use in IN_VOLUMES:
             if name := text(volume, *path):
@@ -89,11 +90,14 @@ LOGIN = ".dockerconfigjson"
 MAX_NAME = 64
 _NAME = re.compile(rf"\.?[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 Key = tuple[str, str]
-"""An SSH key, and the manifest field that brought it."""
+"""An SSH key, and the manifest field that refers to its Secret."""
 
 
 def fill(walked: Translation, spec: Object, given: Given, prefix: str) -> dict[str, list[Key]]:
-    """Put the contents into the translated VM. Return the SSH keys by kind of seed."""
+    """Put the contents into the translated VM. Return the SSH keys by kind of seed.
+
+    The caller writes the keys, because it may first add a seed.
+    """
     keys: dict[str, list[Key]] = {seed: [] for seed in SEEDS}
     for need in needs(spec, prefix):
         found = given.get((need.kind, need.name))
@@ -117,7 +121,6 @@ def fill(walked: Translation, spec: Object, given: Given, prefix: str) -> dict[s
 
 
 def _data(walked: Translation, need: Need, found: Object) -> dict[str, bytes]:
-    """Return the contents by key."""
     encoded = "data" if need.kind == SECRET else "binaryData"
     data = {}
     for key, value in part(found, encoded).items():
@@ -136,7 +139,7 @@ def _named(need: Need, key: str) -> str:
 
 
 def _lacks(walked: Translation, need: Need, keys: str) -> None:
-    """Report a missing key like a missing object: the VMI waits until it is added."""
+    """Report a missing key as a missing object: the VMI waits until a user adds the key."""
     message = f"{need.kind} {need.name} has no key {keys}; add it: the VMI waits for it"
     walked.causes.append(Cause(need.field, message, Reason.NOT_FOUND))
 
@@ -150,7 +153,7 @@ def _text(data: bytes) -> str | None:
 
 # --- seeds -------------------------------------------------------------------------------------
 def _seed(walked: Translation, need: Need, volume: Object, data: Mapping[str, bytes]) -> None:
-    """Put user data and network data into a seed. Values in the manifest itself have precedence."""
+    """Put user data and network data into a seed. Values in the manifest have precedence."""
     (seed,) = (name for name in SEEDS if f"].{name}." in need.field)
     wanted = dict(SEED_KEYS)
     if need.use is Use.NETWORK:
@@ -174,7 +177,6 @@ def _seed(walked: Translation, need: Need, volume: Object, data: Mapping[str, by
 
 
 def _seeds_of(credential: Object) -> tuple[str, ...]:
-    """Return the kinds of seeds into which a credential's keys go."""
     ways = part(credential, "sshPublicKey", "propagationMethod")
     by_way = {"noCloud": "cloudInitNoCloud", "configDrive": "cloudInitConfigDrive"}
     return tuple(seed for way, seed in by_way.items() if at(ways, way) is not None)
@@ -191,7 +193,6 @@ def _keys(walked: Translation, need: Need, data: Mapping[str, bytes]) -> Iterato
 
 # --- files and logins --------------------------------------------------------------------------
 def _files(walked: Translation, need: Need, data: Mapping[str, bytes]) -> None:
-    """Turn each key into a file with the key's name."""
     if need.use is Use.ANSWERS and not any(key.lower() in ANSWERS for key in data):
         _lacks(walked, need, " or ".join(sorted(ANSWERS)))
     wrong = [
@@ -229,7 +230,7 @@ def _login(walked: Translation, need: Need, data: Mapping[str, bytes]) -> None:
 
 
 def _whole(walked: Translation, field: str) -> None:
-    """Check the total size: all contents are stored in one entry next to the VM's record."""
+    """Check the total size. The bus stores all contents in one entry next to the VM's record."""
     size = sum(_characters(volume) for volume in items(walked.ours, "spec", "volumes"))
     if size > FILE_CHARACTERS:
         message = (

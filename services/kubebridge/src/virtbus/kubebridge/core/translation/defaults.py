@@ -1,6 +1,6 @@
-"""Fills in defaults as KubeVirt's mutating webhooks do: one row for each default.
+"""Defaults of manifests, as KubeVirt's mutating webhooks set them.
 
-A default fills only a missing field, so filling in the defaults again has no effect.
+A default fills only a missing field. Filling in the defaults again therefore has no effect.
 """
 
 import copy
@@ -13,8 +13,8 @@ from virtbus.kubebridge.core.objects.metadata import VM_FINALIZER, VMI_FINALIZER
 from virtbus.kubebridge.core.objects.unstructured import Object, at, items, part, pointer, text
 
 FIRMWARE_NAMESPACE = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
-"""KubeVirt's UUID namespace. So a VM's name gives the same firmware uuid in KubeVirt and
-virtbus."""
+"""KubeVirt's UUID namespace for firmware. A VM's name gives the same firmware uuid in both
+products."""
 
 DEFAULT_BUS = "sata"
 """KubeVirt's default on amd64 (pkg/defaults, setDefaultAmd64DisksBus)."""
@@ -24,7 +24,7 @@ Plain = dict[str, Any]
 
 
 class Default(NamedTuple):
-    """A default: its field, its value for the docs, and `fill`, which changes a VMI's spec."""
+    """A default of the field `path`. `what` is its value for the docs; `fill` sets it in a spec."""
 
     path: str
     what: str
@@ -32,9 +32,9 @@ class Default(NamedTuple):
 
 
 def into(spec: Plain, *path: str) -> Plain:
-    """Return the object at the path, created if missing.
+    """Return the object at the path. Missing objects are created.
 
-    If a value that is no object is in the way, return an object outside of `spec`.
+    If a value on the path is not an object, return an object outside of `spec`.
     """
     here = spec
     for name in path:
@@ -48,7 +48,6 @@ def into(spec: Plain, *path: str) -> Plain:
 
 
 def _fixed(path: str, value: str) -> Default:
-    """Return the default of a text field."""
     *above, name = path.split(".")
 
     def fill(spec: Plain) -> None:
@@ -70,7 +69,7 @@ def _topology(spec: Plain) -> None:
     asked = at(resources, "limits", "cpu") or at(resources, "requests", "cpu")
     try:
         sockets = max(1, quantity.whole(asked)) if asked else 1
-    except ValueError:  # the check of the field itself reports it
+    except ValueError:  # the check of the field itself reports this error
         sockets = 1
     cpu |= {"sockets": sockets, "cores": 1, "threads": 1}
 
@@ -131,7 +130,6 @@ def _cdroms(spec: Plain) -> None:
 
 
 def _watchdog(spec: Plain) -> None:
-    """Make i6300esb the default model of a watchdog, and `reset` its default action."""
     watchdog = at(spec, "domain", "devices", "watchdog")
     if not isinstance(watchdog, dict) or watchdog.get("diag288") is not None:
         return
@@ -172,9 +170,9 @@ SPEC_DEFAULTS = (
 
 
 def of_vmi(vmi: Object) -> Plain:
-    """Return the VMI as it is stored: with defaults, and its finalizer if it is not being deleted.
+    """Return the VMI as Kubernetes stores it: with defaults and, before its deletion, a finalizer.
 
-    No status is filled in. The first status update sets the phase Pending.
+    The status stays empty. The first status update sets the phase Pending.
     """
     whole: Plain = copy.deepcopy(dict(vmi))
     spec = into(whole, "spec")
@@ -186,10 +184,10 @@ def of_vmi(vmi: Object) -> Plain:
 
 
 def of_vm(vm: Object) -> Plain:
-    """Return the VM as it is stored. Only invariant fields of its template are filled in.
+    """Return the VM as Kubernetes stores it. Only invariant fields of its template are filled in.
 
-    These are the architecture, the machine type and the firmware's uuid. All VMIs of the VM share
-    them.
+    All VMIs of the VM share these fields: the architecture, the machine type and the firmware's
+    uuid.
     """
     whole: Plain = copy.deepcopy(dict(vm))
     if not isinstance(at(whole, "spec", "template"), dict):

@@ -1,8 +1,8 @@
-"""Maps a VMI to `vm.create` by the table of fields.
+"""Maps a VMI to the `vm.create` of the bus by the table of fields.
 
-A VMI is one run of a guest, so its VM on the bus has the run strategy Once. The controller of
-VirtualMachines (`core/vm`) decides about the next run. The VMI and its VM on the bus share a uid,
-so a repeated create finds the existing VM.
+A VMI is one run of a guest. Its VM on the bus therefore has the run strategy Once; the controller
+in `core/vm` decides about the next run. The VMI and its VM on the bus share a uid, so a repeated
+create finds the existing VM.
 """
 
 import math
@@ -34,18 +34,18 @@ from virtbus.schemas.vm import RunStrategy
 from virtbus.schemas.wire import problems
 
 CREATED_BY = "kubevirt.io/created-by"
-"""Label with the VMI's uid. KubeVirt puts it on the objects that it creates for a VMI."""
+"""Label with the VMI's uid. KubeVirt puts this label on the objects that it creates for a VMI."""
 CLUSTER = "virtbus.io/cluster"
-"""Label with the cluster whose bridge created a VM. A bridge acts only on VMs of its own cluster.
+"""Label with the cluster of the bridge that created a VM. A bridge acts only on VMs of its cluster.
 """
 OWN_LABELS = (CREATED_BY, CLUSTER, NODE_LABEL, VM_LABEL)
-"""Labels that a VM of virtbus can have in addition to those of its VMI."""
+"""Labels that a VM on the bus can have in addition to those of its VMI."""
 SEED, NO_CLOUD = "cloudinit", "cloudInitNoCloud"
 _SIZE = re.compile(r"(?<![\w.])[0-9]{7,20}(?![\w.])")
 BY_RULES = (".readonly", ".boot_order")
-"""Fields of disks whose problems the rules of `core/validation` report."""
+"""Endings of disk fields whose problems the rules of `core/validation` report."""
 UNNAMED = "unnamed"
-"""A placeholder for a name that the API server has yet to generate."""
+"""A placeholder for a name that the API server has not generated yet."""
 
 
 class Translated(NamedTuple):
@@ -67,7 +67,7 @@ def defaulted_template(vm: Object) -> Object:
 
 
 def field_causes(vmi: Object, prefix: str = "spec", meta: str = "metadata") -> list[Cause]:
-    """Return the problems of all fields of a VMI, or of a VM's template."""
+    """Return the problems of all fields of a VMI. `prefix` and `meta` place them in a manifest."""
     walked = walk(part(vmi, "spec"), VMI, prefix)
     _finish(walked, vmi, None, prefix)
     _networks(walked, vmi, None, prefix)
@@ -86,7 +86,7 @@ def vm_field_causes(vm: Object) -> list[Cause]:
 
 
 def translate(vmi: Object, given: Given, cluster: str, *, contents: bool = True) -> Translated:
-    """Translate a VMI. `given` has the contents of its references (`needs`, `attachments`).
+    """Translate a VMI. `given` has the objects to which the VMI refers (`needs`, `attachments`).
 
     Without `contents`, the contents of Secrets and ConfigMaps are left out.
     """
@@ -116,13 +116,13 @@ def _named(walked: Translation, vmi: Object, meta: str) -> None:
 def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
     """Validate `walked.ours` as a VmCreate. Errors are reported under the manifest's fields.
 
-    An error is not reported if the same field, or one below it, already has a cause.
+    An error of a field is left out if this field, or a field below it, already has a cause.
     """
     try:
         create = VmCreate.model_validate(walked.ours)
     except ValidationError as error:
         reported = tuple(cause.field for cause in walked.causes)
-        found = dict.fromkeys(  # in Kubernetes' terms: sizes become quantities
+        found = dict.fromkeys(  # messages show sizes as Kubernetes' quantities
             Cause(
                 walked.where(one.path),
                 _SIZE.sub(_quantity, one.message).replace("Input should", "must", 1),
@@ -178,7 +178,7 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
     walked.put(("spec", "run_strategy"), str(RunStrategy.ONCE), prefix)
     walked.put(("spec", "domain", "devices", "autoattach_graphics_device"), True, prefix)
     for index, disk in enumerate(items(spec, "domain", "devices", "disks")):
-        if at(disk, "io") == "native":  # as in KubeVirt; a given cache mode stays
+        if at(disk, "io") == "native":  # as in KubeVirt
             cache = ("spec", "domain", "devices", "disks", index, "cache")
             walked.put(cache, "none", f"{prefix}.domain.devices.disks[{index}].io")
     _queues(walked, spec, prefix)
@@ -202,7 +202,7 @@ def _finish(walked: Translation, vmi: Object, given: Given | None, prefix: str) 
 
 
 def _networks(walked: Translation, vmi: Object, given: Given | None, prefix: str) -> None:
-    """Give each multus network the network of the bus that it means."""
+    """Add to each multus network the network of the bus that it refers to."""
     own = text(vmi, "metadata", "namespace")
     for one in attachments(part(vmi, "spec")):
         field = f"{prefix}.networks[{one.place}].multus.networkName"
@@ -217,7 +217,6 @@ def _networks(walked: Translation, vmi: Object, given: Given | None, prefix: str
 
 
 def _queues(walked: Translation, spec: Object, prefix: str) -> None:
-    """Give each virtio interface a queue for each vCPU, if the manifest says so."""
     devices = part(spec, "domain", "devices")
     if at(devices, "networkInterfaceMultiqueue") is not True:
         return
@@ -231,6 +230,5 @@ def _queues(walked: Translation, spec: Object, prefix: str) -> None:
 
 
 def _free(spec: Object) -> str:
-    """Return a name for the seed that no volume of the manifest has."""
     taken = {text(volume, "name") for volume in items(spec, "volumes")}
     return next(name for n in range(len(taken) + 1) if (name := f"{SEED}{n or ''}") not in taken)

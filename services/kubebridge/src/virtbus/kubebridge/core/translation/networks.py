@@ -1,8 +1,8 @@
-"""Finds the network of the bus that a multus network means (ADR 0066).
+"""Lookup of the network of the bus to which a multus network refers (ADR 0066).
 
-A NetworkAttachmentDefinition is read in the VM's namespace. It names a network object of the bus,
-or a conflist of the nodes. The network must have the plugins of the definition's configuration,
-unless an annotation names the network.
+A NetworkAttachmentDefinition is read in the VM's namespace. The definition names a network object
+of the bus, or a conflist of the nodes. The network must have the plugins of the definition's
+configuration. If an annotation names the network, any plugins are permitted.
 """
 
 import json
@@ -16,15 +16,15 @@ from virtbus.schemas.cni_config import plugins_digest
 
 NAD = "NetworkAttachmentDefinition"
 ANNOTATION = "virtbus.io/network"
-"""The annotation of a NetworkAttachmentDefinition with the name of a network of the bus."""
+"""The annotation of a NetworkAttachmentDefinition that names a network of the bus."""
 _NAME = re.compile("[a-z0-9][a-z0-9-]{0,62}")
 CONFIG_CHARS = 65_536
 UNREAD_NAME = "unread"
-"""A valid name that stands for the network as long as no definition was read."""
+"""A valid name in place of the network's name, while the definitions are unread."""
 
 
 class Found(NamedTuple):
-    """The network of the bus, and a digest of the plugins that it must have.
+    """The network of the bus, and a digest of the plugins that the network must have.
 
     An empty digest permits any plugins.
     """
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
 
 class Attachment(NamedTuple):
-    """A multus network of a VMI: its place in the list, its namespace (or "") and its name."""
+    """A multus network of a VMI. `place` is its index. `namespace` may be empty."""
 
     place: int
     namespace: str
@@ -52,9 +52,9 @@ def attachments(spec: Object) -> Iterator[Attachment]:
 def network_of(
     one: Attachment, own: str, given: Mapping[tuple[str, str], Object] | None, field: str
 ) -> Found | Cause:
-    """Return the network, or the reason why there is none.
+    """Return the network, or the reason why it cannot be used.
 
-    `own` is the namespace of the VMI, or "" if it is not known. Without `given`, nothing was read.
+    `own` is the namespace of the VMI; empty if unknown. `given` is None if no definition was read.
     """
     if one.namespace and own and one.namespace != own:
         message = (
@@ -80,10 +80,10 @@ def network_of(
 
 
 def _named(definition: Object, name: str) -> Found:
-    """Return the network that a definition's annotation names.
+    """Return the network that a definition names.
 
-    A person wrote the annotation, so this network may have any plugins. Without the annotation, the
-    CNI configuration names the network. Without a name there, it is the definition's own name.
+    The annotation has precedence. A person wrote it, so that network may have any plugins. Next
+    comes the name in the CNI configuration, and last the name of the definition itself.
 
     Raises:
         ValueError: `spec.config` is not a CNI configuration. Multus refuses it, too.

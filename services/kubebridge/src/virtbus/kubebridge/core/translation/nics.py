@@ -1,4 +1,4 @@
-"""Finds the interfaces of a VMI that its running VM must get, lose or change."""
+"""Changes of the interfaces of a running VM."""
 
 from virtbus.kubebridge.core.objects.unstructured import Object, items, part, text
 from virtbus.schemas.vm import Interface, VmSpec
@@ -9,7 +9,7 @@ NICS = ("domain", "devices", "interfaces")
 
 
 def is_absent(nic: Object) -> bool:
-    """Return True for an interface that is to be unplugged."""
+    """Return True if the interface is to be unplugged."""
     return text(nic, "state") == ABSENT
 
 
@@ -27,9 +27,9 @@ def without_absent(vmi: Object) -> Object:
 
 
 def replugged(has: VmSpec, wants: VmSpec) -> VmSpec | None:
-    """Return the spec `has` with the interfaces of `wants`; None if this changes nothing.
+    """Return the spec `has` with the interfaces of `wants`; None if both have the same interfaces.
 
-    An interface that stays keeps its properties, except for its link state.
+    An interface that both have keeps its properties; only its link state comes from `wants`.
     """
     nics = {nic.name: nic for nic in has.domain.devices.interfaces}
     networks = {one.name: one for one in has.networks}

@@ -1,4 +1,4 @@
-"""Decides about admission: takes an AdmissionReview and returns the answer (ADR 0025).
+"""Admission: computes the answer to an AdmissionReview (ADR 0025).
 
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """
@@ -43,7 +43,7 @@ class AdmittedKind(NamedTuple):
 def _vmi_filled(vmi: Object, old: Object) -> Plain:
     """Fill in a VMI. As in KubeVirt, the status that a user sends is ignored.
 
-    Kubernetes does not drop this status, because VMIs have no status subresource.
+    The API server keeps this status, because VMIs have no status subresource.
     """
     whole = dict(vmi) if old else of_vmi(vmi)
     whole.pop("status", None)
@@ -51,7 +51,7 @@ def _vmi_filled(vmi: Object, old: Object) -> Plain:
 
 
 def _vm_changed(vm: Object, old: Object) -> list[Cause]:
-    """Return only new problems: stricter rules must not keep a user from halting an old VM."""
+    """Return only new problems, so that stricter rules let a user halt an old VM."""
     if at(vm, "spec") == at(old, "spec"):
         return []
     reported = set(vm_causes(old))
@@ -59,7 +59,7 @@ def _vm_changed(vm: Object, old: Object) -> list[Cause]:
 
 
 def _vmi_changed(vmi: Object, old: Object) -> list[Cause]:
-    """Refuse changes of reserved labels, and of the spec, which one run of a guest keeps."""
+    """Refuse changes of reserved labels and of the spec. A run of a guest keeps its spec."""
     causes = []
     if at(vmi, "spec") != at(old, "spec"):
         message = (
@@ -89,11 +89,11 @@ KINDS = {
 def answer(review: Any, *, mutating: bool) -> Plain:
     """Return the answer to a review.
 
-    The mutating webhook also refuses objects. The API server checks schema and CEL only after the
-    mutating webhook, so this webhook can report all problems of an object together.
+    The mutating webhook refuses invalid objects, too. It runs before the API server checks the
+    schema and CEL, so it can report all problems of an object together.
 
     Raises:
-        ValueError: it is not an AdmissionReview.
+        ValueError: `review` is not an AdmissionReview.
     """
     request = part(review, "request")
     uid = text(request, "uid")

@@ -1,8 +1,8 @@
-"""Defines the rules between fields, as in KubeVirt's validating webhooks: one row each.
+"""Rules between fields, as in KubeVirt's validating webhooks.
 
-A rule about a single field is in the table of fields (`core/fields`). `number` is our number of a
-rule of KubeVirt's webhooks; rules of virtbus have 0. `cel` marks rules that a CRD's CEL can check.
-The rules expect objects with filled-in defaults.
+A rule about a single field is in the table of fields (`core/fields`). `number` is virtbus's number
+of a rule of KubeVirt's webhooks; rules of virtbus itself have 0. `cel` marks rules that the CEL of
+a CRD can check. The rules expect objects with filled-in defaults.
 """
 
 from collections.abc import Iterator
@@ -30,10 +30,10 @@ from virtbus.kubebridge.core.validation.rules_checks import (
 
 
 class Rule(NamedTuple):
-    """A rule. Paths of its violations begin below the spec.
+    """A rule about an object. Paths of violations are relative to the checked object.
 
-    With `of`, such as `volumes[]` or `volumes[].secret`, the rule checks each item of the list, or
-    that part of each item. The paths then begin at the item, or at its part.
+    By default, the checked object is the spec. With `of`, it is each item of a list (`volumes[]`),
+    or this field of each item (`volumes[].secret`).
     """
 
     number: int
@@ -79,9 +79,8 @@ CROWD = "{} list exceeds the 256 element limit in length"
 CROWD_RULES = tuple(
     Rule(48, path, CROWD, too_many(path)) for path in ("volumes", "networks", DISKS, NICS)
 )
-"""Rules below a VMI's spec that bound its lists. If one is broken, no other rule is checked, which
-bounds the cost of an object.
-"""
+"""Rules below a VMI's spec that bound its lists. If one is broken, no other rule is checked. This
+bounds the cost of an object."""
 
 
 _OF_SEEDS = (
@@ -316,7 +315,7 @@ RUN_RULES = (
         REQUIRED,
     ),
 )
-"""Rules below a VMI's `spec`. They do not apply to VM templates, which need not be complete."""
+"""Rules below a VMI's `spec`. They do not apply to VM templates, which may be incomplete."""
 
 VMI_RULES = (
     Rule(
@@ -328,11 +327,11 @@ VMI_RULES = (
         cel=False,
     ),
 )
-"""Rules for a VMI that a user creates. Paths begin at the object."""
+"""Rules for a VMI that a user creates. Paths begin at the object, not at its spec."""
 
 
 def vm_causes(vm: Object) -> list[Cause]:
-    """Return all problems of a VM as a user sends it: rules and fields, each problem once."""
+    """Return all problems of a VM as a user sends it, each problem once."""
     spec = part(vm, "spec")
     found = list(_broken(VM_RULES, spec, "spec"))
     crowds = _broken(CROWD_RULES, part(spec, "template", "spec"), "spec.template.spec")
@@ -346,12 +345,12 @@ def vm_causes(vm: Object) -> list[Cause]:
 
 
 def between_fields(vmi: Object) -> list[Cause]:
-    """Return the violations of rules in a VMI with defaults, also if no webhook has checked it."""
+    """Return the violations of rules in a VMI with defaults."""
     return list(_broken((*RUN_RULES, *SPEC_RULES), part(vmi, "spec"), "spec"))
 
 
 def vmi_causes(vmi: Object) -> list[Cause]:
-    """Return all problems of a VMI: rules and fields, each problem once."""
+    """Return all problems of a VMI as a user sends it, each problem once."""
     if crowded := list(_broken(CROWD_RULES, part(vmi, "spec"), "spec")):
         return crowded
     whole = of_vmi(vmi)
@@ -372,7 +371,6 @@ def _broken(rules: tuple[Rule, ...], value: Object, prefix: str) -> Iterator[Cau
 
 
 def _checked(value: Object, of: str) -> Iterator[tuple[str, Object]]:
-    """Yield the objects that a rule checks, with their paths."""
     if not of:
         yield "", value
         return
@@ -385,6 +383,6 @@ def _checked(value: Object, of: str) -> Iterator[tuple[str, Object]]:
 
 
 def _once(causes: list[Cause]) -> list[Cause]:
-    """Remove duplicates: a rule and the table of fields may both find the same problem."""
+    """Remove duplicates. A rule and the table of fields may find the same problem."""
     first = {(cause.field, cause.message): cause for cause in reversed(causes)}
     return [cause for cause in causes if first[cause.field, cause.message] is cause]

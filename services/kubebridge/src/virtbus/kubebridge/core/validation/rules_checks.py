@@ -1,4 +1,4 @@
-"""Defines the checks of the rules between fields (`rules.py`).
+"""Checks of the rules between fields (`rules.py`).
 
 Each check returns its violations: a path, and the values for the message.
 """
@@ -27,27 +27,27 @@ REQUESTS, LIMITS = "domain.resources.requests", "domain.resources.limits"
 
 
 def when(violated: object, *found: str) -> list[Found]:
-    """Return one violation if the condition is true."""
+    """Return the violation `found` if the condition is true."""
     return [found] if violated else []
 
 
 def listed(spec: Object, path: str) -> list[Object]:
-    """Return the list at a path whose parts are separated by dots."""
+    """Return the list at a dotted path."""
     return items(spec, *path.split("."))
 
 
 def given(one: Object, *names: str) -> list[str]:
-    """Return the names of the fields that are given."""
+    """Return those of `names` that the object has."""
     return [name for name in names if at(one, name) is not None]
 
 
 def other_than_one(names: list[str], separator: str = ", ") -> list[Found]:
-    """Return a violation of the item itself, unless exactly one name is given."""
+    """Return a violation of the item itself if the number of `names` is not one."""
     return when(len(names) != 1, "", separator.join(names) or "none")
 
 
 def amount(spec: Object, path: str) -> Decimal | None:
-    """Return a quantity. Return None if it is absent, or invalid, which another check reports."""
+    """Return a quantity. An absent or invalid quantity is None; another check reports the error."""
     try:
         return quantity.parse(at(spec, *path.split(".")))
     except ValueError:
@@ -89,7 +89,10 @@ def names_twice(path: str) -> Check:
 
 
 def unpartnered(path: str, partners: str, besides: str = "") -> Check:
-    """Find items without a partner of their name. Items with the field `besides` need none."""
+    """Find items of `path` without an item of the same name in `partners`.
+
+    Items with the field `besides` are exempt.
+    """
 
     def check(spec: Object) -> Iterator[Found]:
         names = {"", *(text(one, "name") for one in listed(spec, partners))}
@@ -109,13 +112,13 @@ def device_types(disk: Object) -> list[Found]:
 
 
 def readonly_sata(disk: Object) -> list[Found]:
-    """Find a read-only disk on the SATA bus, which supports none."""
+    """Find a read-only disk on the SATA bus. This bus has only writable disks."""
     sata, readonly = at(disk, "disk", "bus") == "sata", at(disk, "disk", "readonly") is True
     return when(sata and readonly, ".disk.readonly")
 
 
 def boot_orders(spec: Object) -> list[Found]:
-    """Find boot orders below 1, and those that an earlier disk has."""
+    """Find boot orders below 1, and boot orders that an earlier disk already has."""
     orders = [(index, at(disk, "bootOrder")) for index, disk in enumerate(listed(spec, DISKS))]
     numbers = [(index, order) for index, order in orders if type(order) is int]
     first = {order: index for index, order in reversed(numbers)}
@@ -134,7 +137,7 @@ def masquerade_off_pod(spec: Object) -> list[Found]:
 
 
 def reserved_mac(nic: Object) -> list[Found]:
-    """Find an interface with masquerade that has the MAC address of its gateway."""
+    """Find an interface with masquerade whose MAC address is reserved for its gateway."""
     reserved = mac_address(text(nic, "macAddress")) == RESERVED_MAC
     return when(reserved and at(nic, "masquerade") is not None, ".macAddress")
 
@@ -147,7 +150,7 @@ def pod_networks(spec: Object) -> list[Found]:
 
 # --- nodes -------------------------------------------------------------------------------------
 def affinity_values(spec: Object) -> list[Found]:
-    """Find expressions without exactly one value."""
+    """Find node affinity expressions that do not have exactly one value."""
     found = placement.expressions(spec)
     return [(f"{path}.values",) for path, one in found if placement.value_of(one) is None]
 
@@ -160,7 +163,7 @@ def no_terms(spec: Object) -> list[Found]:
 
 
 def contradictions(spec: Object) -> Iterator[Found]:
-    """Find a second value that is required of the same label."""
+    """Find expressions that require a second value of the same label."""
     selector = part(spec, "nodeSelector")
     wanted = {key: {value} for key, value in selector.items() if isinstance(value, str)}
     for path, one in placement.expressions(spec):
@@ -182,7 +185,7 @@ _DATA = {
     "networkdata": ("networkData", "networkDataBase64", "networkDataSecretRef"),
 }
 _OF_WAYS = {"noCloud": "cloudInitNoCloud", "configDrive": "cloudInitConfigDrive"}
-"""The kind of seed that carries keys, for each propagation method."""
+"""The kind of seed that carries the SSH keys, for each propagation method."""
 
 
 def data_twice(seed: Object) -> list[Found]:
@@ -213,14 +216,14 @@ def answers(sysprep: Object) -> list[Found]:
 
 
 def ways_of_keys(keys: Object) -> list[Found]:
-    """Find keys without exactly one propagation method."""
+    """Find SSH keys without exactly one propagation method."""
     ways = part(keys, "propagationMethod")
     found = other_than_one(given(ways, *ways), " and ")
     return [(".propagationMethod", *shown) for _, *shown in found]
 
 
 def keys_without_seed(spec: Object) -> Iterator[Found]:
-    """Find keys for a seed that no volume has."""
+    """Find SSH keys for a kind of seed that no volume has."""
     volumes = items(spec, "volumes")
     seeds = {seed for volume in volumes for seed in given(volume, *_OF_WAYS.values())}
     for index, credential in enumerate(items(spec, "accessCredentials")):
@@ -231,7 +234,7 @@ def keys_without_seed(spec: Object) -> Iterator[Found]:
 
 
 # --- ignored fields ----------------------------------------------------------------------------
-# A manifest that KubeVirt refuses is refused here, too. Otherwise it would fail only later, when
+# virtbus ignores these fields, but refuses what KubeVirt refuses. Such a manifest would fail when
 # it is moved to a KubeVirt cluster.
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 VALUES_OF = {

@@ -1,8 +1,8 @@
-"""Gives a running VMI the interfaces of its VM's template, as KubeVirt does (ADR 0066).
+"""Updates the interfaces of a running VMI from its VM's template, as KubeVirt does (ADR 0066).
 
-An interface that the template adds is plugged in. An interface with `state: absent` is unplugged,
-and removed from the VMI and the template once the guest has released it. A changed link state takes
-effect at once. All other changes need a restart.
+An interface that the template adds is plugged in. An interface with `state: absent` is unplugged.
+Once the guest has released it, the interface is removed from the VMI and the template. A changed
+link state takes effect at once. All other changes need a restart.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ _ABSENT_S = 0.5
 
 
 def follow(vm: Vm, vmi: Vmi | None) -> list[Action]:
-    """Return the writes that give the VMI and the template the interfaces that are due now."""
+    """Return the writes that bring the interfaces of the VMI and of the template up to date."""
     alive = vmi if vmi is not None and not vmi.deleting and vmi.phase not in FINAL else None
     if vmi is not None and (alive is None or vmi.made_of == str(vm.generation)):
-        return []  # the interfaces end with the VMI, or are already those of the template
+        return []  # a VMI that ends keeps its interfaces; the other case has those of the template
     plan: list[Action] = []
     if alive is not None and (spec := _changed(part(defaulted_template(vm.raw), "spec"), alive)):
         key = Key(VMI, alive.namespace, alive.name)
@@ -38,7 +38,6 @@ def follow(vm: Vm, vmi: Vmi | None) -> list[Action]:
 
 
 def _changed(wanted: Object, vmi: Vmi) -> dict[str, Any]:
-    """Return the changes of a VMI's spec; empty if there are none."""
     here = {text(one, "name"): one for one in vmi.interfaces}
     had = {text(nic, "name"): nic for nic in items(vmi.spec, *NICS)}
     due = {text(nic, "name"): nic for nic in items(wanted, *NICS)}
@@ -62,7 +61,7 @@ def _changed(wanted: Object, vmi: Vmi) -> dict[str, Any]:
 def _ordered(due: Sequence[str], stays: Sequence[str], more: Sequence[str]) -> list[str]:
     """Return `stays` and `more` in the order of the template, `due`.
 
-    If this changed the order of `stays`, return `stays` and then `more`.
+    `stays` must keep its order. If the template's order differs, return `stays` and then `more`.
     """
     names = {*stays, *more}
     if [name for name in due if name in stays] == list(stays):
@@ -79,7 +78,6 @@ def _with_state(nic: Object, wanted: Object) -> Object:
 
 
 def _without(spec: Object, names: set[str]) -> dict[str, Any]:
-    """Return a template's spec without some interfaces and their networks."""
     devices = part(spec, "domain", "devices")
     kept = [dict(nic) for nic in items(spec, *NICS) if text(nic, "name") not in names]
     networks = [dict(one) for one in items(spec, "networks") if text(one, "name") not in names]

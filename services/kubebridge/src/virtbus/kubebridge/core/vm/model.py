@@ -1,4 +1,4 @@
-"""Declares the fields of a VirtualMachine that the bridge reads."""
+"""Fields of a VirtualMachine that the bridge reads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from virtbus.schemas.vm import RunStrategy
 class StateChange:
     """A requested start or stop, from `status.stateChangeRequests`.
 
-    `raw` is the entry itself. The bridge keeps it in the status until the request is met.
+    `raw` is the whole entry. The bridge keeps the entry in the status until the request is met.
     """
 
     raw: Object = path()
@@ -24,10 +24,6 @@ class StateChange:
 
 
 def _strategy(spec: Any) -> RunStrategy:
-    """Return `spec.runStrategy` if it is valid.
-
-    Otherwise return Always if `spec.running` is true, and Halted if not.
-    """
     if not isinstance(spec, Mapping):
         return RunStrategy.HALTED
     if (strategy := spec.get("runStrategy")) in set(RunStrategy):

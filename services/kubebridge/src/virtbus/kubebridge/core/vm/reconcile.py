@@ -1,4 +1,4 @@
-"""Reconciles a VM and its VMI in one function (ADR 0026)."""
+"""Reconcile of a VM and its VMI, as one function (ADR 0026)."""
 
 from datetime import datetime
 from typing import Any
@@ -47,18 +47,18 @@ ORPHAN = "orphan"
 
 
 YOUNG_S = 1.0
-"""Seconds within which most guests start. The first status of a new VM is delayed until its VMI has
-this age, so that the first write already reports a running guest."""
+"""Seconds within which most guests start. The first status of a new VM waits until its VMI has this
+age. The first write then already reports a running guest."""
 REFUSED_S = 10.0
-"""Seconds before a refused create is repeated. No event reports that the cause of the refusal, such
-as a quota or an absent webhook, has ended."""
+"""Seconds before a refused create is repeated. The end of the cause, such as a quota or an absent
+webhook, causes no watch event."""
 
 
 def reconcile(vm: Vm, vmi: Vmi | None, now: datetime, failed: str = "") -> list[Action]:
     """Return the actions for a VM; none if all is done and reported.
 
-    `vmi` is the VMI of the same name. If this VM does not own the VMI, the VMI is not touched.
-    `failed` is the reason why the last create of a VMI was refused.
+    `vmi` is the VMI of the same name. A VMI that this VM does not own is left alone. `failed` is
+    the reason why the last create of a VMI was refused.
     """
     own = vmi if vmi is not None and any(one.uid == vm.uid for one in vmi.owners) else None
     if vm.deleting:
@@ -73,7 +73,6 @@ def reconcile(vm: Vm, vmi: Vmi | None, now: datetime, failed: str = "") -> list[
 
 
 def _follow(vm: Vm, vmi: Vmi | None, now: datetime, failed: str) -> list[Action]:
-    """Return the actions that the run strategy needs, and the write of a changed status."""
     do, requests = plan(vm, vmi)
     if do is Decision.START:
         return _start(vm, requests, now, failed)
@@ -92,10 +91,9 @@ def _follow(vm: Vm, vmi: Vmi | None, now: datetime, failed: str) -> list[Action]
 
 
 def _young_s(vm: Vm, vmi: Vmi | None, now: datetime) -> float:
-    """Return the seconds by which the first status of a VM is still delayed, or 0."""
     if vmi is None or vmi.created is None or vm.status or printable(Pair(vm, vmi)) != "Starting":
         return 0.0
-    # Clock skew can make the age negative. creationTimestamp has one-second resolution.
+    # Clock skew or the one-second resolution of creationTimestamp can make the age negative.
     age_s = (now - vmi.created).total_seconds()
     return YOUNG_S - age_s if 0 <= age_s < YOUNG_S else 0.0
 
@@ -106,7 +104,7 @@ def _start(vm: Vm, requests: list[StateChange], now: datetime, failed: str) -> l
         left_s = (vm.retry_at - now).total_seconds()
         return [*_report(Pair(vm, None), requests, now), Requeue(left_s)]
     vmi = vmi_of(vm, paused=bool(requests) and requests[0].paused == "true")
-    # The create contains the VMI's first status, which saves a write.
+    # The create contains the VMI's first status. This saves one write.
     vmi["status"] = vmi_status.status(read(Vmi, vmi), vmi_status.Seen(), now)
     create: list[Action] = [Create(VMI, vmi)]
     if failed:
@@ -136,8 +134,8 @@ def _delete(vmi: Vmi) -> Action:
 def _end(vm: Vm, vmi: Vmi | None, now: datetime) -> list[Action]:
     """Delete the VMI, and remove the VM's finalizer once the VMI is gone.
 
-    With `--cascade=orphan` the VMI stays. The status is written after the delete of the VMI, so a
-    failed write of the status does not delay this delete.
+    With `--cascade=orphan` the VMI stays. The delete of the VMI precedes the write of the status,
+    so a failed write cannot delay the delete.
     """
     if vmi is not None and ORPHAN not in vm.finalizers:
         report = _report(Pair(vm, vmi, stops=True), [], now)
@@ -164,7 +162,6 @@ def _report(
 
 
 def _message(vm: Vm, kind: str) -> str:
-    """Return the message of a condition in the VM's status, or an empty string."""
     return next((one.message for one in vm.conditions if one.type == kind), "")
 
 
@@ -192,10 +189,7 @@ def vmi_of(vm: Vm, *, paused: bool) -> dict[str, Any]:
 
 
 def controller(vmis: Lister) -> Controller:
-    """Return the controller of VMs.
-
-    A VM and its VMI have the same name, so a change of the VMI reconciles the VM of that name.
-    """
+    """Return the controller of VMs. A VM and its VMI have the same name."""
 
     def run(key: Key, inputs: Inputs) -> list[Action]:
         if inputs.obj is None:

@@ -1,7 +1,7 @@
-"""Decides the next action for a VM, by its run strategy, the state of its VMI and its requests.
+"""Choice of a VM's next action by its run strategy, the state of its VMI and its requests.
 
 The table follows KubeVirt's behaviour. Under Always, RerunOnFailure and Halted, a finished VMI is
-deleted. The next reconcile then finds no VMI, and the table decides whether to create another.
+deleted. The next reconcile then finds no VMI, and the table decides about a new VMI.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class VmiPresence(StrEnum):
     NONE = "none"
     ALIVE = "alive"
     ENDING = "ending"
-    """The VMI is deleted, but not gone yet, so the VM has to wait."""
+    """The VMI is being deleted. The VM waits until the VMI is gone."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
 
@@ -81,10 +81,10 @@ def has_of(vmi: Vmi | None) -> VmiPresence:
 
 
 def plan(vm: Vm, vmi: Vmi | None) -> tuple[Decision, list[StateChange]]:
-    """Return the next step, and the requests that are still open.
+    """Return the next action, and the requests that are still open.
 
-    A change to Halted drops all earlier requests, because the start of an open restart would set
-    the strategy to Always again.
+    A change to Halted drops all earlier requests. Otherwise the start of an open restart would set
+    the strategy back to Always.
     """
     halted = vm.strategy is RunStrategy.HALTED and vm.followed != vm.strategy
     has, requests = has_of(vmi), [] if halted else open_requests(vm, vmi)
@@ -109,8 +109,8 @@ def open_requests(vm: Vm, vmi: Vmi | None) -> list[StateChange]:
 def _met(request: StateChange, vmi: Vmi | None) -> bool:
     """Return True if a request is met.
 
-    A stop is met if its VMI is gone, and a start if the VM's VMI is alive. A request with an
-    unknown action counts as met.
+    A stop is met once its VMI is gone. A start is met once the VM has a live VMI. An unknown action
+    counts as met.
     """
     match request.action:
         case "Stop":
@@ -124,8 +124,8 @@ def _met(request: StateChange, vmi: Vmi | None) -> bool:
 def back_off_s(count: int, uid: str) -> int:
     """Return the seconds before the next start after `count` failures in a row: 10, 40, 90 … 300.
 
-    The uid of the failed VMI adds up to 50 %, within the 300 s. So VMs that fail together start at
-    different times, until their delays reach 300 s.
+    The uid of the failed VMI adds up to 50 %, within the 300 s. VMs that fail together therefore
+    start at different times, until their delays reach 300 s.
     """
     delay = BACK_OFF_STEP_S * max(count, 1) ** 2
     end = uid.replace("-", "")[-4:]

@@ -1,4 +1,4 @@
-"""Derives a VM's status from its VMI. `printableStatus` has KubeVirt's order of precedence."""
+"""Computes a VM's status from its VMI. `printableStatus` has KubeVirt's order of precedence."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,9 +34,8 @@ MIRRORED = ("Paused", "AgentConnected", "LiveMigratable", "Synchronized", "PodSc
 class Pair:
     """A VM and its VMI.
 
-    `starts` means that the VMI is about to be created, and `stops` that it is about to be deleted.
-    `failures` is the new number of failed starts in a row. If it is None, the number in the VM's
-    status is valid.
+    `starts` means that the VMI is about to be created; `stops`, that it is about to be deleted.
+    `failures` is the new number of failed starts in a row. If None, the VM's status has the number.
     """
 
     vm: Vm
@@ -46,10 +45,6 @@ class Pair:
     failures: int | None = None
 
     def holds(self, kind: str, *, on: bool = True, reason: str = "") -> bool:
-        """Return True if the VMI's condition `kind` has the status `on`.
-
-        If `reason` is not empty, the condition must also have this reason.
-        """
         return self.vmi is not None and any(
             one.type == kind and one.status == str(on) and reason in {"", one.reason}
             for one in self.vmi.conditions
@@ -95,9 +90,10 @@ PRINTABLE: tuple[tuple[str, Callable[[Pair], bool]], ...] = (
     ("CrashLoopBackOff", _crash_loop),
     ("Stopped", _over),
 )
-"""Statuses in order of precedence. The first status that applies is used, or Unknown if none does.
+"""Statuses in order of precedence. The first status that applies is used; the last resort is
+Unknown.
 
-KubeVirt's other statuses are not used yet. Their places would be: Migrating after Stopping;
+KubeVirt's other statuses are not used yet. Their positions would be: Migrating after Stopping;
 WaitingForReceiver last; Provisioning, WaitingForVolumeBinding, ErrorPvcNotFound and DataVolumeError
 around ErrorUnschedulable.
 """
@@ -113,9 +109,9 @@ def status(
 ) -> dict[str, Any]:
     """Return the whole status.
 
-    `failed` is the reason why the VMI could not be created. `observed` is the run strategy that
-    the bridge has acted on; if it is empty, the status keeps its `runStrategy`. `requests` are the
-    unmet requests.
+    `failed` is the reason why the VMI could not be created. `observed` is the run strategy on which
+    the bridge has acted; if empty, the status keeps its `runStrategy`. `requests` are the unmet
+    requests.
     """
     vm, vmi = pair.vm, pair.vmi
     failure = start_failure(vm, vmi, now)
@@ -147,7 +143,7 @@ _OURS = frozenset(
 def start_failure(vm: Vm, vmi: Vmi | None, now: datetime) -> dict[str, Any]:
     """Return `status.startFailure`: the count of failed starts in a row, and the next start's time.
 
-    It is empty if the run strategy has no backoff, or if the guest has run.
+    The result is empty if the run strategy has no backoff, or if the guest has run.
     """
     ran = vmi is not None and any(one.phase == VmiPhase.RUNNING for one in vmi.transitions)
     if vm.strategy not in BACKS_OFF or ran:
@@ -180,8 +176,8 @@ def _conditions(pair: Pair, failed: str) -> list[NewCondition]:
             conditions.append(NewCondition(RESTART_REQUIRED, True, "RestartRequired", NOT_LIVE))
     if failed:
         conditions.append(NewCondition(FAILURE, True, "FailedCreate", failed))
-    # The field is set only for a VM that the webhooks refuse, so they were unreachable when the VM
-    # was written.
+    # `slim_template` sets this field only on a VM that the webhooks would refuse. Such a VM exists
+    # only if the webhooks were unreachable when it was written.
     if pair.vm.annotation_bytes:
         (cause,) = annotations.causes(pair.vm.raw)
         message = f"{cause.field}: {cause.message}"
@@ -201,9 +197,9 @@ def restart_required(vm: Vm, vmi: Vmi) -> bool:
 
 
 def _observed(vm: Vm, vmi: Vmi | None) -> int:
-    """Return the generation of the template that runs.
+    """Return the generation of the VM whose template the VMI runs.
 
-    It is the VM's, unless a live VMI was made from an older template that differs from the VM's.
+    This is the VM's present generation if no live VMI runs an older, different template.
     """
     if vmi is None or vmi.made_of == str(vm.generation) or not _alive(vmi):
         return vm.generation
@@ -212,10 +208,10 @@ def _observed(vm: Vm, vmi: Vmi | None) -> int:
 
 
 def _is_behind(vm: Vm, vmi: Vmi) -> bool:
-    """Return True if a VMI created now would have another spec, or other labels or annotations.
+    """Return True if a new VMI would have another spec, or other labels or annotations.
 
-    Unlike in `restart_required`, the fields of the spec that virtbus ignores count. Labels and
-    annotations that only the present VMI has do not count.
+    Fields of the spec that virtbus ignores count here, unlike in `restart_required`. Labels and
+    annotations that only the present VMI has are ignored.
     """
     wanted = read(Vmi, defaulted_template(vm.raw))
     return _lasting(wanted.spec) != _lasting(vmi.spec) or any(
@@ -226,6 +222,6 @@ def _is_behind(vm: Vm, vmi: Vmi) -> bool:
 
 
 def _lasting(spec: Object | None) -> Object:
-    """Return the spec without the fields that a verb of the VM changes in the VMI alone."""
+    """Return the spec without the fields that verbs of the VM change only in the VMI."""
     own = {"terminationGracePeriodSeconds", "startStrategy"}
     return {key: value for key, value in (spec or {}).items() if key not in own}

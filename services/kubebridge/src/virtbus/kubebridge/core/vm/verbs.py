@@ -1,9 +1,9 @@
-"""Decides the effects of a VM's verbs, which are its subresources such as `start`.
+"""Effects of a VM's verbs, which are its subresources such as `start`.
 
-A VM is started, stopped and restarted by a change of its run strategy, or by a request in its
-status. The effects on the bus follow from the VMI that is created or deleted (`reconcile.py`). A
-verb never both writes to Kubernetes and sends to the bus, so a caller that lost the answer can
-repeat the verb.
+A verb starts, stops or restarts a VM by a change of its run strategy, or by a request in its
+status. `reconcile.py` then creates or deletes the VMI, which has the effect on the bus. No verb
+writes both to Kubernetes and to the bus. A caller that lost the answer can therefore repeat the
+verb.
 """
 
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from virtbus.schemas.vm import RunStrategy as R
 NOT_RUNNING = "VM is not running"
 UNDERWAY = "unable to complete request: stop/start already underway"
 BY_STATUS = frozenset({R.MANUAL, R.RERUN_ON_FAILURE})
-"""Strategies under which starts and stops are requests in the status. The spec does not change."""
+"""Strategies under which a start or stop is a request in the status. The spec stays unchanged."""
 
 
 def _no(call: SubresourceCall, why: str) -> Refusal:
@@ -39,7 +39,7 @@ def _phase(call: SubresourceCall) -> str:
 
 
 def start(call: SubresourceCall) -> Outcome:
-    """Start a VM. The first check refuses a VM whose VMI is pending, starting or running."""
+    """Start a VM. A VM whose VMI is pending, starting or running is refused."""
     if call.vmi is not None and _phase(call) not in {*FINAL, VmiPhase.UNKNOWN, ""}:
         return _no(call, "VM is already running")
     paused = call.options.get("paused") is True
@@ -62,10 +62,6 @@ def _asked_start(call: SubresourceCall, strategy: R, asked: dict[str, Any]) -> O
 
 
 def _grace_asked(call: SubresourceCall, name: str) -> int | Refusal | None:
-    """Return the grace in the option `name` of a call, in seconds.
-
-    Return None without this option, and a refusal if its value is invalid.
-    """
     grace_s = call.options.get(name)
     if grace_s is None:
         return None
@@ -77,7 +73,7 @@ def _grace_asked(call: SubresourceCall, name: str) -> int | Refusal | None:
 
 
 def stop(call: SubresourceCall) -> Outcome:
-    """Stop a VM. Under Halted, where the guest is stopping, only a shorter grace is accepted."""
+    """Stop a VM. Under Halted the guest already stops, so only a shorter grace is accepted."""
     strategy = read(Vm, call.vm).strategy
     grace_s = _grace_asked(call, "gracePeriod")
     if isinstance(grace_s, Refusal):
@@ -120,21 +116,19 @@ def _stop_of(call: SubresourceCall) -> dict[str, Any]:
 
 
 def _running(vm: Object, *, on: bool) -> JsonPatch:
-    """Change the strategy in the field that the VM uses."""
     if at(vm, "spec", "runStrategy") is None:
         return _changed("vm", vm, ("spec", "running"), on)
     return _changed("vm", vm, ("spec", "runStrategy"), str(R.ALWAYS if on else R.HALTED))
 
 
 def _request(call: SubresourceCall, *asked: dict[str, Any]) -> Outcome:
-    """Add requests to the status. Refuse them if other requests are open."""
+    """Add requests to the status. Open requests make this a conflict."""
     if items(call.vm, "status", "stateChangeRequests"):
         return _no(call, UNDERWAY)
     return (_requests(call.vm, asked),)
 
 
 def _requests(vm: Object | None, asked: tuple[dict[str, Any], ...]) -> JsonPatch:
-    """Replace the open requests."""
     if at(vm, "status") is None:
         return _changed("vm/status", vm, ("status",), {"stateChangeRequests": list(asked)})
     return _changed("vm/status", vm, ("status", "stateChangeRequests"), list(asked))
@@ -154,8 +148,8 @@ def _changed(
 ) -> JsonPatch:
     """Return the patch that sets a field.
 
-    The patch is a conflict if the field was changed since it was read. With `test`, the patch is a
-    conflict only if `test` fails.
+    By default, the patch is a conflict if the field has changed since it was read. With `test`,
+    only a failure of `test` is a conflict.
     """
     pointer, before = "/" + "/".join(path), at(obj, *path)
     change = {"op": "add" if before is None else "replace", "path": pointer, "value": value}
@@ -166,7 +160,7 @@ VERBS = (
     Verb("PUT", VM, "start", start),
     Verb("PUT", VM, "stop", stop),
     Verb("PUT", VM, "restart", restart),
-    # virtbus has no instance types, so there is nothing to expand in a VM.
+    # virtbus has no instance types, so a VM has nothing to expand.
     Verb("GET", VM, "expand-spec", lambda call: (Give(dict(call.vm or {})),), 200),
     *shared(VM),
     missing("PUT", VM, "migrate", MIGRATION),

@@ -1,4 +1,4 @@
-"""Declares the fields of a VirtualMachineInstance (VMI) that the bridge reads."""
+"""Fields of a VirtualMachineInstance (VMI) that the bridge reads."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,7 +7,7 @@ from enum import StrEnum
 from virtbus.kubebridge.core.objects.unstructured import Condition, Object, path
 
 GENERATION = "kubevirt.io/vm-generation"
-"""Annotation of a VMI with the generation of the VM from which the VMI was created."""
+"""Annotation of a VMI: the generation of the VM from which the VMI was created."""
 
 
 class VmiPhase(StrEnum):

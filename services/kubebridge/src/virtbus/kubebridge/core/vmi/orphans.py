@@ -1,10 +1,14 @@
-"""Reconciles this cluster's VMs on the bus that have no VMI.
+"""Reconcile of this cluster's VMs on the bus that have no VMI.
 
 A slow create or a restored API server can leave such VMs. A VM whose VMI is not in the cache is a
 suspect. After GRACE_S, the bridge asks the API server itself for this VMI. If the VMI does not
-exist and its end was reported, the VM is deleted. If the VMI does not exist and no end was
-reported, a person decides (ADR 0033): the VM is marked on the bus, and reported by an Event and by
-the `kubevirt` object. VMs without this cluster's label are ignored.
+exist, the VM is deleted or kept:
+
+- The end of the VMI was reported: the VM is deleted.
+- No end was reported: a person decides (ADR 0033). The VM is marked on the bus, and reported by an
+  Event and by the `kubevirt` object.
+
+VMs without this cluster's label are ignored.
 """
 
 from collections.abc import Iterable
@@ -35,7 +39,7 @@ from virtbus.schemas.vm_status import VmView
 GRACE_S = 10.0
 """Seconds before a suspect's first check. A new VMI's watch event arrives within this time."""
 LOOK_AGAIN_S = 300.0
-"""Seconds between two checks of a kept VM, because a restored API server may have its VMI again."""
+"""Seconds between two checks of a kept VM. A restored API server may get its VMI back."""
 NO_VMI = "its cluster has no VirtualMachineInstance for it, and reported no delete"
 OTHER_VMI = "its cluster has another VirtualMachineInstance of its name, and reported no delete"
 HELD = (
@@ -48,10 +52,10 @@ HELD = (
 def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> BusCall | None:
     """Return the action for a VM on the bus, or None.
 
-    `there` is the uid of the VMI that has the VM's name, or "". `ended` is True if the end of the
-    VM's own VMI was reported. The VM is then deleted, because a slow bridge may have created it
-    after that end. If no end was reported, the VMI may be absent because the API server was
-    restored to an older state, so the VM is only marked (ADR 0033).
+    `there` is the uid of the VMI that has the VM's name; empty if none has it. `ended` is True if
+    the end of the VM's own VMI was reported. The VM is then deleted: a slow bridge may have created
+    it after that end. Without a reported end, the VM is only marked. Its VMI may be absent because
+    the API server was restored to an older state (ADR 0033).
     """
     if view.labels.get(CLUSTER) != cluster or view.deleting:
         return None
@@ -64,9 +68,9 @@ def orphan(view: VmView, there: str, cluster: str, *, ended: bool) -> BusCall | 
 
 
 def hold(view: VmView, why: str) -> BusCall:
-    """Return the call that marks a VM as orphaned for the reason `why`.
+    """Return the call that marks a VM as orphaned for the reason `why`. The VM continues to run.
 
-    If `why` is empty, the call removes the mark. The VM continues to run.
+    If `why` is empty, the call removes the mark.
     """
     notes = {name: one for name, one in view.annotations.items() if name != ORPHANED}
     notes |= {ORPHANED: why} if why else {}
@@ -99,11 +103,9 @@ class Orphans:
         self.notify: Notify = lambda _: None
 
     def paths(self) -> Iterable[str]:
-        """Return the names of the kept VMs."""
         return tuple(self.kept.values())
 
     def controller(self) -> Controller:
-        """Return the controller of the bus' VMs."""
         watches = (KeyMapping(BUS_VM, self._suspicious), KeyMapping(VMI, self._suspicious))
         return Controller(BUS_VM, self.reconcile, watches, self._references, workers=4)
 
@@ -117,14 +119,14 @@ class Orphans:
     def _references(self, key: Key, time_s: float) -> Iterable[Key]:
         """Return the key of the VMI if the bridge must read this VMI from the API server now.
 
-        The bridge must if the check of a suspect is due, or if the VM of the cached VMI is marked.
+        The read is needed if the check of a suspect is due, or if the VM of the cached VMI is
+        marked.
         """
         uid = self._vmis.uid(key.path)
         due = any(at_s <= time_s for at_s in self._due_s.get(key.path, {}).values())
         return (key.of(VMI),) if due or (uid and self._views.marked(uid)) else ()
 
     def reconcile(self, key: Key, inputs: Inputs) -> list[Action]:
-        """Return the actions for the VMs of a name."""
         before, asked = dict(self.kept), tuple(self._references(key, inputs.time_s))
         read = text(inputs.references.get(key.of(VMI)), "metadata", "uid")
         there = read if asked else self._vmis.uid(key.path)
@@ -151,7 +153,6 @@ class Orphans:
         return actions
 
     def _checked(self, view: VmView, key: Key, there: str) -> list[Action]:
-        """Return the actions for a VM whose VMI the API server does not have."""
         ended = self._vmis.ended(view.uid)
         found = orphan(view, there, self._cluster, ended=ended)
         actions: list[Action] = [found] if found is not None else []

@@ -1,4 +1,4 @@
-"""Derives the phase of a VMI by a table, from its previous phase and the state of its VM.
+"""Table of the phase of a VMI, from its previous phase and the state of its VM.
 
 Final phases never change, because a VMI is one run of a guest.
 """
@@ -25,9 +25,8 @@ PHASE_OF: Mapping[VmState, VmiPhase | None] = {
     S.UNKNOWN: P.UNKNOWN,
     S.DELETING: None,
 }
-"""The phase for each state. None keeps the previous phase. FAILED is final only if the guest had
-run; see `phase_of`.
-"""
+"""The phase for each state. None keeps the previous phase. FAILED is final only if the guest ran
+before (`phase_of`)."""
 
 RANK = {P.PENDING: 0, P.SCHEDULING: 1, P.SCHEDULED: 2, P.RUNNING: 3}
 
@@ -42,7 +41,7 @@ def phase_of(before: VmiPhase, view: VmView | None, *, gone: bool) -> VmiPhase:
         return before
     after = PHASE_OF[view.state]
     if view.state is S.FAILED and view.failure_stage != "guest":
-        after = P.SCHEDULING  # the guest never ran; the node or the bridge retries
+        after = P.SCHEDULING  # the guest never ran; the node or the bridge retries the start
     if after is None:
         return before
     if before in RANK and after in RANK and RANK[after] < RANK[before]:
@@ -62,4 +61,4 @@ ENDS: Mapping[str, str] = {
     "watchdog": "The VirtualMachineInstance was powered off by its watchdog.",
     "ended": "The VirtualMachineInstance was ended by somebody on its node.",
 }
-"""Messages of the Event of FAILED, by `GuestExit.how`. Other ends have the message in EVENTS."""
+"""Messages of the Event of FAILED, by `GuestExit.how`. Other values use the message in EVENTS."""

@@ -1,4 +1,4 @@
-"""Reconciles a VMI and its VM on the bus in one function (ADR 0026)."""
+"""Reconcile of a VMI and its VM on the bus, as one function (ADR 0026)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -49,13 +49,13 @@ RETRY_S = (10.0, 300.0)
 """Shortest and longest delay between retries, in seconds.
 
 A start that the node has given up is retried 10, 20, 40 … seconds after its failure, with delays
-within these bounds. Other calls are repeated after the shortest delay if the cause may end by
-itself, and after the longest delay if a user must act.
+within these bounds. Any other call is repeated after the shortest delay if its cause may end by
+itself. If a user must act, the call is repeated after the longest delay.
 """
 FOR_GOOD = frozenset({Code.INVALID, Code.TOO_LARGE, Code.UNSUPPORTED})
-"""Refusals that last until the VMI, or a Secret or ConfigMap that the VMI refers to, changes."""
+"""Refusals that last until a user changes the VMI, or a Secret or ConfigMap of the VMI."""
 DEFAULT_GRACE_S, GRACE_MOST_S = 30, 86_400
-"""Grace in seconds: that of a VMI that gives none, and the longest that `vm.delete` accepts."""
+"""Grace in seconds: the default of a VMI, and the longest that `vm.delete` accepts."""
 UID_TAKEN = "uid_taken"
 """Reason of a refused create: the uid belongs to a VM with another spec."""
 REFERRED: Mapping[str, Kind] = {one.kind: one for one in (SECRET, CONFIG_MAP)}
@@ -63,15 +63,15 @@ REFERRED: Mapping[str, Kind] = {one.kind: one for one in (SECRET, CONFIG_MAP)}
 ADDED = frozenset({CREATED_BY, CLUSTER, NODE_LABEL})
 """Labels that the bridge itself sets on VMs and VMIs."""
 LIVES = frozenset({VmiPhase.SCHEDULING, VmiPhase.SCHEDULED, VmiPhase.RUNNING, VmiPhase.UNKNOWN})
-"""Phases of a VMI whose VM was seen on the bus and was not seen to end."""
+"""Phases of a VMI whose VM was seen on the bus, and whose end was not seen."""
 
 
 def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -> list[Action]:
     """Return the actions for a VMI; none if all is done and reported.
 
-    Any input may be older than the others. If its VM is missing, the VMI loses its finalizer, or
-    becomes Failed, only if the VM's end is certain (`Seen.gone`). A create that is repeated for an
-    existing VM changes nothing.
+    Any input may be older than the others. If the VM is missing, the VMI becomes Failed or loses
+    its finalizer only once the VM's end is certain (`Seen.gone`). A repeated create of an existing
+    VM changes nothing.
     """
     plan: list[Action] = []
     if vmi.deleting:
@@ -94,10 +94,10 @@ def reconcile(vmi: Vmi, seen: Seen, given: Given, now: datetime, cluster: str) -
 
 
 def _unseen(seen: Seen) -> bool:
-    """Return True if the VMI's VM is missing for no known reason. The VMI's status then stays.
+    """Return True if the VM is missing without a known reason. The VMI's status then stays.
 
-    A controller that lags behind may have listed the VMs without this VM, so the create is repeated
-    to find out. The refusal `uid_taken` means that the VM exists, but was created with another
+    A controller that lags behind may have listed the VMs without this VM. A repeated create shows
+    the truth. The refusal `uid_taken` means that the VM exists, but was created with another
     content of a Secret.
     """
     there = seen.refused is None or seen.refused.reason == UID_TAKEN
@@ -117,7 +117,7 @@ def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action])
         create = BusCall("create", translated.create, Code.GONE, OnRefusal.REPORT, VmCreated)
         plan.append(create)
         for_good = seen.refused is not None and seen.refused.code in FOR_GOOD
-        # Requeue even if the create succeeds: the new VM may never cause another change.
+        # Requeue even after a successful create: the new VM may never cause another change.
         plan.append(Requeue(RETRY_S[1 if for_good else 0]))
         if for_good:
             plan.append(Await(references(vmi)))
@@ -131,8 +131,8 @@ def _begin(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action])
 def _follow(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]) -> Seen:
     """Update the VM if its interfaces or labels differ from the VMI's.
 
-    Return `seen`, with `waits` if the VMI cannot be translated, and without `refused` if the VM
-    needs no update.
+    Return `seen`. If the VMI cannot be translated, `waits` has the reason. If the VM needs no
+    update, `refused` is None.
     """
     view = seen.view
     if view is None:
@@ -146,8 +146,8 @@ def _follow(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]
         waits = "; ".join(f"{cause.field}: {cause.message}" for cause in translated.causes)
         plan.append(Requeue(RETRY_S[0]))
         return replace(seen, waits=waits[:1024])
-    # If only labels changed, no NetworkAttachmentDefinitions were read, so the translated networks
-    # are wrong.
+    # If only labels changed, no NetworkAttachmentDefinition was read. The translated networks are
+    # then wrong and must not be used.
     spec = replugged(view.spec, translated.create.spec) if is_replugged(vmi, view) else None
     labels = _labels(translated.create.labels, view) if is_relabelled(vmi, view) else None
     if spec is None and labels is None:
@@ -158,20 +158,19 @@ def _follow(vmi: Vmi, seen: Seen, given: Given, cluster: str, plan: list[Action]
 
 
 def is_replugged(vmi: Vmi, view: VmView) -> bool:
-    """Return True if a VMI has other interfaces or link states than its VM."""
+    """Return True if a VMI and its VM differ in interfaces or link states."""
     wanted = {nic.name: nic.state or LinkState.UP for nic in vmi.nics if nic.state != ABSENT}
     has = view.spec.domain.devices.interfaces
     return wanted != {nic.name: nic.state or LinkState.UP for nic in has}
 
 
 def is_relabelled(vmi: Vmi, view: VmView) -> bool:
-    """Return True if a VMI has other labels than its VM, apart from the labels in ADDED."""
+    """Return True if a VMI and its VM differ in labels. Labels in ADDED do not count."""
     wanted = {key: value for key, value in vmi.labels.items() if key not in ADDED}
     return wanted != {key: value for key, value in view.labels.items() if key not in ADDED}
 
 
 def _labels(wanted: Mapping[str, str], view: VmView) -> dict[str, str]:
-    """Return the labels of the VMI, with the labels in ADDED as the VM has them."""
     own = {key: value for key, value in view.labels.items() if key in ADDED}
     return {key: value for key, value in wanted.items() if key not in ADDED} | own
 
@@ -179,7 +178,7 @@ def _labels(wanted: Mapping[str, str], view: VmView) -> dict[str, str]:
 def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> str:
     """Retry a start that the node has given up, with growing delays.
 
-    Return the time of the last retry, or "" if there was none.
+    Return the time of the last retry; empty if there was none.
     """
     if view is None or not given_up(view) or vmi.phase in FINAL:
         return ""
@@ -198,7 +197,6 @@ def _retry(vmi: Vmi, view: VmView | None, now: datetime, plan: list[Action]) -> 
 
 
 def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
-    """Delete the VM, and remove the VMI's finalizer once the VM is certainly gone."""
     if seen.gone:
         if VMI_FINALIZER in vmi.finalizers:
             kept = [one for one in vmi.finalizers if one != VMI_FINALIZER]
@@ -208,15 +206,14 @@ def _end(vmi: Vmi, seen: Seen, plan: list[Action]) -> None:
     grace_s = DEFAULT_GRACE_S if vmi.grace_s is None else min(max(vmi.grace_s, 0), GRACE_MOST_S)
     view = seen.view
     if view is None or not view.deleting or grace_s < view.spec.termination_grace_s:
-        # Requeue even if the delete succeeds: if the VM has left the watch before it was seen
-        # deleting, only the 404 of a repeated delete shows its end.
+        # Requeue even after a successful delete. If the VM leaves the watch before its deletion was
+        # seen, only the 404 of a repeated delete shows its end.
         plan += [delete(vmi.uid, grace_s), Requeue(RETRY_S[0])]
     if view is not None and not view.deleting:
         plan.append(RecordEvent("ShuttingDown", "Signaled Graceful Shutdown"))
 
 
 def _tell(vmi: Vmi, seen: Seen, now: datetime, retried: str, plan: list[Action]) -> None:
-    """Write the status and the label of the node in one patch if either changed. Record Events."""
     after_status = status(vmi, seen, now, retried)
     patch: dict[str, Any] = {}
     if after_status != vmi.status:
@@ -256,7 +253,7 @@ def given_up(view: VmView) -> bool:
 
 
 def delete(uid: str, grace_s: int | None = None) -> BusCall:
-    """Return the delete of a VM on the bus."""
+    """Return the call that deletes a VM on the bus."""
     return BusCall("delete", VmDelete(uid=uid, grace_s=grace_s), Code.NOT_FOUND)
 
 
@@ -288,7 +285,6 @@ class Instances(NamedTuple):
     cluster: str
 
     def controller(self) -> Controller:
-        """Return the controller of VMIs. A VMI and its VM on the bus have the same name and uid."""
         watches = (KeyMapping(VMI), KeyMapping(BUS_VM), KeyMapping(GUEST_AGENT))
         return Controller(VMI, self._reconcile, watches, self._references, workers=32)
 
@@ -310,8 +306,8 @@ class Instances(NamedTuple):
     def _references(self, key: Key, _: float) -> Iterable[Key]:
         """Return the objects that the next reconcile of the VMI must read from the API server.
 
-        Before a create, these are the Secrets, ConfigMaps and NetworkAttachmentDefinitions that the
-        VMI names. Before a change of interfaces, only the NetworkAttachmentDefinitions.
+        A create needs the Secrets, ConfigMaps and NetworkAttachmentDefinitions of the VMI. A change
+        of interfaces needs only the NetworkAttachmentDefinitions.
         """
         uid = self.vmis.uid(key.path)
         if not uid or self.views.gone(uid):
@@ -325,10 +321,9 @@ class Instances(NamedTuple):
         return references(vmi) | networks
 
     def _by_an_orphan(self, key: Key, uid: str, refused: Refused | None) -> Refused | None:
-        """Return a refusal that names the orphaned VM which holds this name, if there is one.
+        """Explain a conflict by the orphaned VM that holds this name. Otherwise return `refused`.
 
-        The orphaned VM is kept until a person decides. Without such a VM, or if `refused` is not a
-        conflict, return `refused`.
+        The orphaned VM is kept until a person decides.
         """
         if refused is None or refused.code != Code.CONFLICT:
             return refused

@@ -1,4 +1,4 @@
-"""Derives a VMI's status from its VM."""
+"""Computes a VMI's status from its VM."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -54,14 +54,14 @@ class GuestAnswers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The bus's knowledge of a VMI's VM.
+    """The bridge's knowledge of a VMI's VM.
 
     `gone` is certain and permanent: the watch reported the VM's end, `vm.delete` answered 404, or
     `vm.create` answered 410. `refused` is the last refusal of `vm.create` or `vm.update`. `waits`
     is the reason why the create or the update cannot be sent.
 
     `guest` is the last answer of the guest agent. `asked` is False until the agent was polled.
-    Until then, the VMI's status keeps the guest information that it has.
+    Until then, the VMI's status keeps its present guest information.
     """
 
     view: VmView | None = None
@@ -116,7 +116,7 @@ _OURS = frozenset({"phase", "phaseTransitionTimestamps", "conditions", *_OF_VIEW
 
 
 def _transitions(vmi: Vmi, after: VmiPhase, now: str) -> list[Any]:
-    """Return each phase with the time of its first start. Metrics are computed from these times."""
+    """Return each phase with the time when the VMI first entered it. Metrics use these times."""
     there = list(vmi.status.get("phaseTransitionTimestamps") or ())
     if any(one.phase == after for one in vmi.transitions):
         return there
@@ -148,7 +148,6 @@ def _conditions(vmi: Vmi, after: VmiPhase, seen: Seen, retried: str) -> list[New
 
 
 def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
-    """Return the reason why a VMI is not ready, in KubeVirt's words, and the message."""
     if runs:
         return TERMINATING, "the guest is shut down"
     if view is None or view.node == UNPLACED:
@@ -157,7 +156,6 @@ def _not_ready(view: VmView | None, *, runs: bool) -> tuple[str, str]:
 
 
 def _troubles(seen: Seen, retried: str) -> Iterator[NewCondition]:
-    """Yield the conditions that explain why the VM is not placed or not started."""
     view = seen.view
     if seen.waits or seen.refused is not None:
         message = seen.waits or (seen.refused.message if seen.refused else "")
@@ -180,8 +178,8 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
     if not seen.asked and "interfaceName" in before:
         return dict(before)
     inside = next((nic for nic in guest.interfaces if nic.mac == one.mac), None) if guest else None
-    # The addresses from virtbus come first, because they are certain.
-    # Behind NAT, nobody reaches the addresses that the guest reports, so they are left out.
+    # virtbus assigned the first addresses, so they are certain. The addresses that a guest reports
+    # behind NAT are unreachable, so they are left out.
     own = inside.addresses if inside and one.binding != NicBinding.MASQUERADE else ()
     reported = (*one.addresses, *own)
     addresses = list(dict.fromkeys(address.partition("/")[0] for address in reported))
@@ -202,8 +200,8 @@ def _interface(one: InterfaceStatus, seen: Seen, vmi: Vmi) -> dict[str, Any]:
 def _sources(one: InterfaceStatus, vmi: Vmi, *, inside: bool) -> str:
     """Return the sources of an interface's status, in KubeVirt's words.
 
-    `domain` is a source once the guest has the device, and `multus-status` if the network is one
-    of Multus.
+    `domain` is a source once the guest has the device. `multus-status` is a source of a Multus
+    network.
     """
     multus = any(net.multus for net in vmi.networks if net.name == one.name)
     named = {
@@ -233,10 +231,7 @@ def guest_os(guest: GuestInfo | None) -> dict[str, str]:
 
 
 def holds(vmi: Vmi, kind: str, *, on: bool = True, reason: str = "") -> bool:
-    """Return True if the VMI's condition `kind` has the status `on`.
-
-    If `reason` is not empty, the condition must also have this reason.
-    """
+    """Return True if the VMI's condition `kind` has the status `on` and, if given, the reason."""
     return any(
         one.type == kind and one.status == str(on) and reason in {"", one.reason}
         for one in vmi.conditions
@@ -250,7 +245,7 @@ MACHINE = "q35"
 def described(vmi: Vmi, disks: tuple[Disk, ...]) -> dict[str, Any]:
     """Return the status of machine, QoS and disks.
 
-    The machine type `q35` has no version here, because the node's QEMU decides it.
+    The machine type `q35` has no version here, because the node's QEMU decides the version.
     """
     return {
         "machine": {"type": vmi.machine or MACHINE},
@@ -260,7 +255,7 @@ def described(vmi: Vmi, disks: tuple[Disk, ...]) -> dict[str, Any]:
 
 
 def qos_class(vmi: Vmi) -> str:
-    """Return the QoS class. A guest always requests memory, so it is never BestEffort."""
+    """Return the QoS class. A guest always requests memory, so its class is never BestEffort."""
     equal = all(
         name in vmi.limits and vmi.requests.get(name, vmi.limits[name]) == vmi.limits[name]
         for name in ("cpu", "memory")

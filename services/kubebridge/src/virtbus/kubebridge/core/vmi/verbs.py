@@ -1,4 +1,4 @@
-"""Decides the effects of a VMI's verbs, which are its subresources such as `pause`."""
+"""Effects of a VMI's verbs, which are its subresources such as `pause`."""
 
 import math
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def _ask(*questions: GuestQuestion) -> Decide:
 def _console(call: SubresourceCall) -> Outcome:
     if text(call.vmi, "status", "phase") == VmiPhase.FAILED:
         return _no(call, "VMI is in failed status")
-    # 400 instead of 409: on a 400, virtctl continues to retry.
+    # The answer is 400, not 409, because virtctl continues to retry after 400.
     return (GuestStream("console", call.uid),) if _runs(call) else bad_request(VMI_NOT_RUNNING)
 
 

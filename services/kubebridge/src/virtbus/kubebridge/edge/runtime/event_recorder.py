@@ -1,8 +1,8 @@
-"""Records Events on objects, with rate limits. An Event beyond a limit is dropped.
+"""Recorder of Events on objects, with rate limits as in client-go's recorder.
 
-An Event whose request fails is dropped, too. Each object has a burst of BURST Events, and
-after that one Event per REFILL_S seconds, as in client-go's recorder. A repeated Event increments
-the series of the first. Events do not delay the reconcile.
+An object may get BURST Events, and then one Event per REFILL_S seconds. An Event beyond the limit,
+or one whose request fails, is dropped. A repeated Event increments the series of the first. Events
+do not delay the reconcile.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ WAITING_MAX = 2000
 SENT_MAX = 4096
 """Maximum number of sent Events that are remembered, in order to count repeats.
 
-It is also the maximum number of objects whose rate is remembered.
+The rates of as many objects are remembered.
 """
 COUNTED_S = 60.0
 """Shortest time in seconds between two writes of an Event's count."""
@@ -54,7 +54,6 @@ class EventRecorder:
         self.dropped = 0
 
     def record(self, obj: Object, what: RecordEvent) -> None:
-        """Queue an Event on an object."""
         try:
             meta = obj["metadata"]
             about = {key: text(obj, key) for key in ("apiVersion", "kind")}
@@ -64,7 +63,6 @@ class EventRecorder:
             self.dropped += 1
 
     async def run(self) -> None:
-        """Send until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(SENDERS):
                 group.create_task(self._send())
@@ -97,7 +95,7 @@ class EventRecorder:
             raise
 
     async def _counted(self, sent: _SentEvent, about: Json, now_s: float) -> bool:
-        """Count a repeat. Return False if the Event no longer exists, because Events expire."""
+        """Count a repeat. Return False if the Event no longer exists; Events expire."""
         sent.count += 1
         if now_s - sent.written_s < COUNTED_S:
             return True
@@ -112,7 +110,6 @@ class EventRecorder:
         return True
 
     def _may(self, uid: str, now_s: float) -> bool:
-        """Take one token of the object. Return False if none is left."""
         tokens, at_s = self._tokens.get(uid, (BURST, now_s))
         tokens = min(BURST, tokens + (now_s - at_s) / REFILL_S)
         self._tokens[uid] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now_s)

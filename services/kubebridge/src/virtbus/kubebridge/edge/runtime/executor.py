@@ -1,8 +1,8 @@
-"""Executes the actions of a reconcile in order. `core/runtime/controller.py` documents the actions.
+"""Executor of the actions of a reconcile. `core/runtime/controller.py` documents the actions.
 
 A Patch or Replace is made at the version that was read. A conflict ends the actions. A refusal ends
-them, too, unless it is ignored, or has the same reason as the refusal before it. Temporary errors
-are raised, and the work queue retries them.
+the actions if it is not ignored and its reason is new. Temporary errors are raised, and the work
+queue retries the reconcile.
 """
 
 import logging
@@ -51,10 +51,9 @@ _AFTER_S = {404: 0.0, 409: CONFLICT_S}
 
 
 class EndedError(Exception):
-    """Ends the actions of a reconcile: the remaining actions are skipped.
+    """Ends the actions of a reconcile. The remaining actions are skipped.
 
-    The next reconcile follows after `after_s` seconds. If `after_s` is 0, it follows after the next
-    change.
+    The next reconcile follows after `after_s` seconds; if `after_s` is 0, after the next change.
     """
 
     def __init__(self, after_s: float) -> None:
@@ -95,7 +94,7 @@ class Executor:
         return None
 
     async def execute(self, actions: Sequence[Action], key: Key, read: Json | None) -> float:
-        """Execute the actions. Return the seconds before the next reconcile, or 0."""
+        """Execute the actions. Return the seconds before the next reconcile; 0 for none."""
         again_s = [action.after_s for action in actions if isinstance(action, Requeue)]
         try:
             for action in actions:
@@ -160,7 +159,6 @@ class Executor:
             raise EndedError(CONFLICT_S) from None
 
     async def _patch(self, action: Patch, key: Key, read: Json) -> None:
-        """Patch the object at the version that was read, and keep the new version."""
         changes = operations(read, action.changes)
         kind, namespace, name = key
         try:
@@ -173,7 +171,7 @@ class Executor:
             if answer.code not in {404, 409}:
                 log.warning("%s: %s", key.path, answer, extra={"code": "refused"})
             if answer.code in {401, 403}:
-                raise  # a starting API server possibly does not know the permissions yet
+                raise  # a starting API server may not know the permissions yet
             raise EndedError(_AFTER_S.get(answer.code, REFUSED_S)) from None
         read["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
         self._stores[kind].wrote(written)
@@ -203,7 +201,7 @@ class Executor:
         """Send a call about a security group.
 
         After 404 or 409, list the groups again. If the list shows a change of the group, end the
-        actions, so that the next reconcile starts from the new list. Otherwise report the refusal.
+        actions. The next reconcile then starts from the new list. Otherwise report the refusal.
         """
         subject = subjects.api("security-group", action.verb)
         try:
@@ -226,7 +224,7 @@ class Executor:
     def _report(self, key: Key, read: Json, refused: Refused) -> None:
         """Remember a refusal. If its reason is new, end the actions.
 
-        The next reconcile follows at once, and reports the refusal.
+        The next reconcile then follows at once, and reports the refusal.
         """
         uid = text(read, "metadata", "uid")
         before = self.refused(key, uid)
@@ -239,8 +237,8 @@ class Executor:
 def operations(read: Object, patch: Json) -> list[Json]:
     """Return a JSON patch at the version that was read, so that a concurrent write is a conflict.
 
-    A `status` in `patch` replaces the whole status. If the object has a map, such as its labels,
-    the entries of the same map in `patch` are added to it.
+    A `status` in `patch` replaces the whole status. A map in `patch`, such as the labels, adds its
+    entries to the map of the object.
     """
     version = text(read, "metadata", "resourceVersion")
     changes: dict[tuple[str, ...], Any] = {("metadata", "resourceVersion"): version}

@@ -1,4 +1,4 @@
-"""Runs controllers: their sources, the work queue, and each reconcile from inputs to actions."""
+"""Runtime of the controllers: their sources, the work queue, and each reconcile."""
 
 import asyncio
 import logging
@@ -72,7 +72,7 @@ class Reconciler:
 
     # --- wiring ---------------------------------------------------------------------------
     def store(self, kind: Kind, scope: Scope = EVERYTHING, slim: Slim | None = None) -> ObjectStore:
-        """Return the store of a Kubernetes kind. A reflector keeps it in sync."""
+        """Return the store of a Kubernetes kind. A reflector keeps the store in sync."""
         if kind not in self.stores:
             store = self.stores[kind] = ObjectStore(slim)
             store.notify = partial(self._changed, kind)
@@ -101,7 +101,7 @@ class Reconciler:
         self.add_lane(controller.kind, lane, controller.watches)
 
     def add_lane(self, kind: Kind, lane: Lane, watches: Iterable[KeyMapping]) -> None:
-        """Add a kind that is reconciled by a function of its own."""
+        """Add a kind that is reconciled by a function of its own instead of a controller."""
         self.queue.add_lane(kind, lane)
         for watch in watches:
             self._watches[watch.source].append((kind, watch))
@@ -109,8 +109,8 @@ class Reconciler:
     def _changed(self, source: Kind, path: str, *, own: bool = False) -> None:
         """Queue the keys of a changed object. An error in one mapping does not stop the others.
 
-        If the change is the bridge's `own` write, no key of the same kind is queued, because the
-        controller of that kind made the write.
+        For the bridge's `own` write, no key of the same kind is queued: the controller of that kind
+        made the write.
         """
         for kind, watch in self._watches[source]:
             if own and kind == source:
@@ -132,7 +132,6 @@ class Reconciler:
             group.create_task(self._resync())
 
     def list_again(self) -> None:
-        """List all kinds again, because the API server was restored to an older state."""
         log.warning(
             "the API server seems restored to an older state; listing all objects again",
             extra={"code": "cluster_restored"},
@@ -141,16 +140,14 @@ class Reconciler:
             reflector.list_again()
 
     def synced(self, *kinds: Kind) -> bool:
-        """Return True if the initial lists of these kinds are complete."""
         return all(self._synced[kind].is_set() for kind in kinds)
 
     async def until_synced(self, *kinds: Kind) -> None:
-        """Wait until the initial lists of these kinds are complete."""
         for kind in self._synced.keys() & set(kinds):
             await self._synced[kind].wait()
 
     async def _resync(self) -> None:
-        """Queue every object once this bridge leads, if it dropped keys while it did not lead."""
+        """Queue every object if this bridge leads and has dropped keys before it led."""
         while True:
             await self._leads.wait()
             if self.queue.dropped:
@@ -162,7 +159,7 @@ class Reconciler:
             await asyncio.sleep(RESYNC_S)
 
     async def reconcile(self, controller: Controller, key: Key) -> float:
-        """Reconcile a key now. Return the seconds before the next reconcile, or 0."""
+        """Reconcile a key now. Return the seconds before the next reconcile; 0 for none."""
         found = {}
         time_s = asyncio.get_running_loop().time()
         for one in controller.references(key, time_s):
@@ -178,7 +175,7 @@ class Reconciler:
         self.references.wait(key, frozenset().union(*awaited))
         try:
             return await self.executor.execute(actions, key, read)
-        finally:  # writes before a failure have taken effect, too
+        finally:  # also after a failure: the writes before the failure have taken effect
             for kind, written in self.stores.items():
                 while written.writes:
                     self._changed(kind, written.writes.pop(), own=True)

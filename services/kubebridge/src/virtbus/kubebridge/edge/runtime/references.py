@@ -1,8 +1,8 @@
-"""Watches the objects that a key waits for, and queues the key when one of them changes.
+"""Watches of the objects for which keys wait. A change queues the waiting keys.
 
-A watch covers one kind in one namespace, and runs while a key waits for an object of this kind in
-this namespace. A watch gets metadata only (ADR 0039). Without permission to watch, the waiting keys
-are queued again after growing delays, so that their reconciles read the objects again.
+A watch covers one kind in one namespace, and runs while a key waits for such an object. A watch
+gets metadata only (ADR 0039). Without permission to watch, the waiting keys are queued after
+growing delays. Their reconciles then read the objects again.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 _Place = tuple[Kind, str]
-"""A kind and a namespace: the first two parts of a key."""
+"""A kind and a namespace: the first two fields of a key."""
 
 
 class References:
-    """The objects that keys wait for, with a watch for each kind and namespace of these objects."""
+    """The objects for which keys wait, with a watch for each kind and namespace of them."""
 
     def __init__(
         self, cluster: KubernetesApi, add: Callable[[Key], None], sources: Sources = REAL
@@ -60,7 +60,6 @@ class References:
             self._add(who)  # a running watch may have reported a change before this call
 
     async def run(self) -> None:
-        """Start and end watches until cancelled."""
         async with background() as tasks:
             while True:
                 await self._changed.wait()
@@ -74,8 +73,8 @@ class References:
     async def _watch(self, kind: Kind, namespace: str) -> None:
         """Watch until cancelled.
 
-        A watch without a version begins with all existing objects. So neither a list nor the
-        permission to list is needed.
+        A watch without a version begins with all existing objects. The bridge therefore needs
+        neither a list nor the permission to list.
         """
         scope, version = Scope(namespace, metadata_only=True), ""
         pauses = delays(*PAUSE_S, self._sources)

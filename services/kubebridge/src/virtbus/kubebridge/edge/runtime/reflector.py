@@ -1,10 +1,12 @@
-"""Lists and watches objects without missing a change.
+"""Reflector: lists and watches objects without missing a change.
 
 A reflector lists the objects, and then watches from the list's version on. Bookmarks keep the
-version recent. A watch that ends, also by 429, 5xx or a timeout, is resumed. After any other error,
-such as 410 (the API server no longer knows the version), everything is listed again, and objects
-that are missing in the list are removed. An API server that was restored to an older state knows no
-later version, and sends no changes until it reaches that version. So `list_again` ends the watch.
+version recent. After the end of a watch, 429, 5xx or a timeout, the reflector resumes the watch.
+After any other error it lists everything again, and removes objects that are missing in the list.
+Such an error is 410: the API server no longer knows the version.
+
+An API server that was restored to an older state knows no later version. It sends no changes until
+it reaches that version, so `list_again` ends the watch.
 """
 
 import asyncio
@@ -51,12 +53,11 @@ class Reflector:
         self._version = ""
         self._pauses = delays(*PAUSE_S, sources)
         self._lasts: asyncio.Timeout | None = None
-        """The time limit of the present watch, which `list_again` moves to now."""
+        """The time limit of the present watch. `list_again` sets it to the present time."""
         self.synced = asyncio.Event()
         """Set once a complete list is stored."""
 
     async def run(self) -> None:
-        """Run until cancelled."""
         while True:
             try:
                 if self._version:
@@ -65,7 +66,7 @@ class Reflector:
                     await self._list()
             except StatusError as answer:
                 pause_s = max(answer.retry_after_s, next(self._pauses))
-                if not answer.transient:  # refused for good: list again
+                if not answer.transient:  # the version is useless: list again
                     self._version = ""
                 level = logging.INFO if answer.transient or answer.code == 410 else logging.WARNING
                 log.log(
@@ -79,7 +80,6 @@ class Reflector:
                 await asyncio.sleep(pause_s)
 
     def list_again(self) -> None:
-        """End the watch and list all objects, because the API server was restored."""
         self._version = ""
         self._objects.restored()
         lasts, self._lasts = self._lasts, None
@@ -95,7 +95,6 @@ class Reflector:
             self._lasts = None
 
     async def _list(self) -> None:
-        """List and store all objects. Remove stored objects that are missing in the list."""
         seen: set[str] = set()
         version = ""
         async for page in self._cluster.pages(self._kind, self._scope):
@@ -107,7 +106,6 @@ class Reflector:
         self.synced.set()
 
     async def _watch(self) -> None:
-        """Watch until the server ends the watch."""
         loop = asyncio.get_running_loop()
         begun_s, worked = loop.time(), False
         async for event in self._cluster.watch(self._kind, self._version, self._scope):
@@ -115,7 +113,7 @@ class Reflector:
                 self._objects.deleted(event.object)
             elif event.type in {"ADDED", "MODIFIED"}:
                 self._take(event.object)
-            if self._version:  # otherwise `list_again` was called
+            if self._version:  # empty after `list_again`
                 version = text(event.object, "metadata", "resourceVersion")
                 self._version = version or self._version
             worked = True

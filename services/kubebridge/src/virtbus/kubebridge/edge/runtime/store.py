@@ -1,4 +1,4 @@
-"""Caches the objects of one kind, as JSON of the fields that the controllers read.
+"""Cache of the objects of one kind, as JSON of the fields that the controllers read.
 
 Objects are kept as bytes, because a parsed object takes five times as much memory (ADR 0024).
 Parsing takes microseconds.
@@ -18,7 +18,7 @@ Slim = Callable[[Object], dict[str, Any]]
 
 ENDED_MAX = 10_000
 """Number of deleted objects that are remembered by uid. If a deleted VMI is forgotten, its VM on
-the bus counts as orphaned, and is kept until a person decides."""
+the bus counts as orphaned: the VM is kept until a person decides."""
 
 
 class _Stored(NamedTuple):
@@ -28,7 +28,7 @@ class _Stored(NamedTuple):
 
 
 class ObjectStore:
-    """A cache. Each read returns a new object."""
+    """A cache of objects by `namespace/name`. Each read returns a new object."""
 
     def __init__(self, slim: Slim | None = None) -> None:
         self._slim = slim or slim_kubevirt
@@ -36,24 +36,21 @@ class ObjectStore:
         self._ended: Recent[str, None] = Recent(ENDED_MAX)
         self.notify: Notify = lambda _: None
         self.writes: set[str] = set()
-        """The keys of the bridge's own writes, for which `notify` is not called."""
+        """The keys of the bridge's own writes. `notify` is not called for these writes."""
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the keys, `namespace/name`."""
         return iter(tuple(self._stored))
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """Return the object of a key, or None."""
         stored = self._stored.get(name)
         return None if stored is None else json.loads(stored.body)
 
     def uid(self, name: str) -> str:
-        """Return the uid of the object that has the key, or an empty string."""
         stored = self._stored.get(name)
         return "" if stored is None else stored.uid
 
     def put(self, obj: Object) -> None:
-        """Store an object from a list or a watch. Its versions arrive in order."""
+        """Store an object from a list or a watch. The versions of an object arrive in order."""
         name, stored = key(obj), self._slimmed(obj)
         before = self._stored.get(name)
         if at(obj, "metadata", "deletionTimestamp"):
@@ -78,31 +75,25 @@ class ObjectStore:
     def ended(self, uid: str) -> bool:
         """Return True if the object's end was reported: by a deletion timestamp or a DELETED event.
 
-        An object that is only missing in a list has not ended for certain, because the API server
-        may have been restored to an older state.
+        An object that is only missing in a list may still exist, because the API server may have
+        been restored to an older state.
         """
         return uid in self._ended
 
     def deleted(self, obj: Object) -> None:
-        """Remove an object that a watch reported as deleted."""
         self._ended[text(obj, "metadata", "uid")] = None
         self.drop(key(obj))
 
     def drop(self, name: str) -> None:
-        """Remove an object that is deleted, or missing in a list."""
         if self._stored.pop(name, None) is not None:
             self.notify(name)
 
     def retain(self, names: set[str]) -> None:
-        """Remove all objects that are missing in a complete list."""
         for name in self._stored.keys() - names:
             self.drop(name)
 
     def restored(self) -> None:
-        """Accept any version of each object, because the API server was restored.
-
-        Its versions continue at lower numbers.
-        """
+        """Accept any version of each object. A restored API server continues at lower versions."""
         self._stored = {name: one._replace(version=0) for name, one in self._stored.items()}
 
     def _slimmed(self, obj: Object) -> _Stored:

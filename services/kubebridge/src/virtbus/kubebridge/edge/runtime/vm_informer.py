@@ -1,8 +1,8 @@
-"""Caches this cluster's VMs from virtbus' own watch.
+"""Cache of this cluster's VMs, from virtbus' own watch.
 
 A VM that is missing here may exist, because the list may come from a controller that lags behind.
-A VM is gone for certain if a delete did not find it, if its create was refused because its uid is
-deleted, or if the watch reported its end.
+A VM is certainly gone if the watch reported its end. The same holds if a delete did not find it,
+or if its create was refused because its uid is deleted.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ RENEW_S = 10.0
 PAUSE_S = (0.1, 5.0)
 
 NO_REPLY = (AttributeError, KeyError, TypeError, ValueError)
-"""Exceptions from a reply that is not a valid watch reply."""
+"""Exceptions from a message that is not a valid watch reply."""
 
 Plain = Mapping[str, Any]
 
@@ -46,7 +46,8 @@ class VmInformer:
         self._views: dict[str, tuple[str, bytes]] = {}
         self._named: dict[str, set[str]] = {}
         """The uids of each `namespace/name`."""
-        # If an end is forgotten, the next delete or create shows it again.
+        # Only ENDED_MAX ends are remembered. If an end is forgotten, the next delete or create
+        # shows it again.
         self._gone: Recent[str, None] = Recent(ENDED_MAX)
         self._left: Recent[str, None] = Recent(ENDED_MAX)
         """The uids of VMs that left the watch, and have not come back."""
@@ -55,38 +56,32 @@ class VmInformer:
         self.synced = asyncio.Event()
 
     def paths(self) -> Iterable[str]:
-        """Return the `namespace/name` of all VMs."""
         return tuple(self._named)
 
     # --- reading --------------------------------------------------------------------------
     def get(self, uid: str) -> VmView | None:
-        """Return the VM as it was last seen, or None."""
         stored = self._views.get(uid)
         return None if stored is None else read(VmView, stored[1])
 
     def marked(self, uid: str) -> bool:
-        """Return True if the VM is marked as orphaned."""
         stored = self._views.get(uid)
         return stored is not None and ORPHANED.encode() in stored[1]
 
     def gone(self, uid: str) -> bool:
-        """Return True if the VM is certainly gone."""
         return uid in self._gone
 
     def named(self, path: str) -> Collection[str]:
-        """Return the uids of the VMs that have the `namespace/name`."""
         return tuple(self._named.get(path, ()))
 
     def ended(self, uid: str) -> None:
-        """Note that the VM is gone for certain, and remove it."""
         self._drop(uid)
         self._gone[uid] = None
 
     def answered(self, view: VmView) -> None:
-        """Store the VM in an answer, unless the cache has the same or a newer revision.
+        """Store the VM in an answer, if the cache has no equal or newer revision.
 
-        The answer to a delete may arrive after the VM has left the watch. The VM is then not
-        stored, because no later change would remove it.
+        The answer to a delete may arrive after the VM has left the watch. Such a VM is not stored,
+        because no later change would remove it.
         """
         before, left = self.get(view.uid), view.deleting and view.uid in self._left
         newer = before is None or before.revision < view.revision
@@ -99,7 +94,6 @@ class VmInformer:
         self._named.setdefault(path, set()).add(uid)
 
     def _drop(self, uid: str) -> str:
-        """Remove a VM. Return its name, or an empty string."""
         path, _ = self._views.pop(uid, ("", b""))
         if path:
             self._named[path].discard(uid)
@@ -109,7 +103,6 @@ class VmInformer:
 
     # --- following ------------------------------------------------------------------------
     async def run(self) -> None:
-        """Watch until cancelled, also across failures of the bus."""
         while True:
             try:
                 await self._follow()
@@ -118,7 +111,6 @@ class VmInformer:
             await asyncio.sleep(next(self._pauses))
 
     async def _follow(self) -> None:
-        """Run one watch, from a full list to its end."""
         loop, want = asyncio.get_running_loop(), VmWatch(labels={CLUSTER: self._cluster})
         listed: set[str] = set()
         renewal, renewed_s = "", loop.time()
@@ -160,7 +152,7 @@ class VmInformer:
         return uid
 
     def _went(self, uid: str) -> None:
-        """Remove a VM that left the watch. It is gone for certain only if it was being deleted."""
+        """Remove a VM that left the watch. Only a VM that was being deleted is certainly gone."""
         view, path = self.get(uid), self._drop(uid)
         self._left[uid] = None
         if view is None:

@@ -1,7 +1,7 @@
-"""Implements a work queue: merges changes of a key, serialises its reconciles, retries failures.
+"""Work queue: merges changes of a key, serialises its reconciles, retries failures.
 
-Each kind has a lane with its own workers. While the bridge does not lead, the queue drops new keys,
-because a bridge that becomes the leader reconciles every object. A lane with `always` drops no
+Each kind has a lane with its own workers. While the bridge does not lead, the queue drops new keys.
+This loses nothing, because a new leader reconciles every object. A lane with `always` keeps all
 keys.
 """
 
@@ -25,7 +25,7 @@ AGAIN_S = (0.2, 10.0)
 """First and longest delay after failures, in seconds."""
 
 Handle = Callable[[Key], Awaitable[float]]
-"""Reconciles a key. Returns the seconds after which it is reconciled again even without a change.
+"""Reconciles a key. Returns the seconds before the next reconcile without a change.
 
 0 means that only a change causes the next reconcile.
 """
@@ -35,7 +35,7 @@ Handle = Callable[[Key], Awaitable[float]]
 class Lane:
     """The reconciles of one kind, of which `workers` run at once.
 
-    A reconcile begins `gather_s` seconds after a change, so that it also covers later changes.
+    A reconcile begins `gather_s` seconds after a change, so that it covers further changes, too.
     """
 
     handle: Handle
@@ -47,7 +47,7 @@ class Lane:
 
 
 class WorkQueue:
-    """The queue. It works while `leads` is set; for a lane with `always`, it works all the time."""
+    """The queue. It works while `leads` is set. A lane with `always` works all the time."""
 
     def __init__(self, leads: asyncio.Event, sources: Sources = REAL) -> None:
         self._leads = leads
@@ -61,19 +61,17 @@ class WorkQueue:
         self._retries_s: dict[Key, Iterator[float]] = {}
         """The delays of keys that failed."""
         self.dropped = False
-        """True if a key was dropped, because this bridge did not lead."""
+        """True if a key was dropped because this bridge did not lead."""
 
     def add_lane(self, kind: Kind, lane: Lane) -> None:
-        """Accept keys of a kind."""
         self._lanes[kind] = lane
 
     @property
     def idle(self) -> bool:
-        """Return True if no key is queued or in work. Timers do not count."""
+        """True if no key is queued or in work. Timers do not count."""
         return not self._queued and not self._busy
 
     def add(self, key: Key) -> None:
-        """Queue a key after a change."""
         rest_s = self._rest_until_s.get(key, 0.0) - asyncio.get_running_loop().time()
         self._add(key, max(rest_s, self._lanes[key.kind].gather_s))
 
@@ -90,7 +88,6 @@ class WorkQueue:
                 self._lanes[key.kind].queue.put_nowait(key)
 
     async def run(self) -> None:
-        """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
             for lane in self._lanes.values():
                 for _ in range(lane.workers):
@@ -139,7 +136,6 @@ class WorkQueue:
 
     # --- time -----------------------------------------------------------------------------
     def _later(self, key: Key, after_s: float) -> None:
-        """Set the timer of a key, unless the key has an earlier timer."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:
@@ -156,7 +152,7 @@ class WorkQueue:
         """Remember the end of the key's pause until the pause is over.
 
         If the key is reconciled again during its pause, the end of the first pause also ends the
-        second, which is harmless.
+        second pause. This is harmless.
         """
         loop = asyncio.get_running_loop()
         self._rest_until_s[key] = until_s = loop.time() + REST_S

@@ -1,4 +1,4 @@
-"""Assembles the application of the HTTPS port."""
+"""Assembly of the application of the HTTPS port."""
 
 from collections.abc import Callable, Iterable
 
@@ -21,7 +21,7 @@ class Application:
     def __init__(self, bus: Bus, cluster: KubernetesApi, listen: str) -> None:
         self.door = TlsListener()
         self.where: tuple[str, int] | None = None
-        """The address and the port on which it listens; None before it listens."""
+        """The address and port of the listener; None before it listens."""
         host, _, port = listen.rpartition(":")
         self._listen = (host.strip("[]"), int(port))
         self.asking = Authorization(cluster, self.door)

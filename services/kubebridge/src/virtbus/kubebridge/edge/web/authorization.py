@@ -1,4 +1,4 @@
-"""Authenticates users by the front proxy, and authorizes them by a SubjectAccessReview."""
+"""Authentication of users by the front proxy, and authorization by a SubjectAccessReview."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from virtbus.kubebridge.edge.web.tls import TlsListener
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""Seconds between reads of the front proxy's ConfigMap. The CA in it changes once in years."""
+"""Seconds between reads of the front proxy's ConfigMap. Its CA changes once in years."""
 AGAIN_S = 2.0
 """Seconds before a retry if the ConfigMap could not be read, or has no CA."""
 ALLOWED_S = 5.0
@@ -36,7 +36,6 @@ class Authorization:
         self._allowed: Recent[tuple[User, str, SubresourceTarget], float] = Recent(ALLOWED_MAX)
 
     async def follow(self) -> None:
-        """Keep the front proxy's configuration up to date until cancelled."""
         while True:
             found = await self.look()
             await asyncio.sleep(LOOK_S if found else AGAIN_S)
@@ -70,14 +69,13 @@ class Authorization:
         return user
 
     def is_front_proxy(self, request: web.Request) -> bool:
-        """Return True if the client showed the front proxy's certificate."""
         return self._proxy.is_it(request.get_extra_info("peercert"))
 
     async def may(self, user: User, method: str, target: SubresourceTarget) -> None:
         """Check that the user may send the request.
 
         Raises:
-            RefusedError: 403, the user may not.
+            RefusedError: 403, the user has no permission.
             StatusError: the API server could not decide.
         """
         asked, now = (user, method, target._replace(rest=())), asyncio.get_running_loop().time()

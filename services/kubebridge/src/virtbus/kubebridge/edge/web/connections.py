@@ -1,4 +1,4 @@
-"""Bounds the connections of the HTTPS port, by a share for each source and by time limits."""
+"""Bounds of the connections of the HTTPS port: a share for each source, and time limits."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from virtbus.bus.client.accept_loop import accept
 from virtbus.bus.client.fair_shares import FairShares
 
 MOST = 1024
-"""Maximum number of connections, each of some 60 KB. Each open console uses one."""
+"""Maximum number of connections, each of some 60 KB. Each open console uses one connection."""
 GREET_S = 10.0
 """Timeout of the TLS handshake."""
 FIRST_S = 10.0
@@ -30,7 +30,7 @@ class _Open:
 
 
 class Connections:
-    """Accepts TLS connections with `context`. `make` makes the protocol object of a connection."""
+    """Accepts TLS connections. `make` makes the protocol object of a connection."""
 
     def __init__(
         self, make: Protocol, context: ssl.SSLContext, *, most: int = MOST, first_s: float = FIRST_S
@@ -42,12 +42,11 @@ class Connections:
         self._open: dict[asyncio.BaseTransport, _Open] = {}
 
     def asked(self, transport: asyncio.BaseTransport | None) -> None:
-        """Note a request on this connection: from now on it may be idle without a time limit."""
+        """Note a request. From now on the connection may be idle without a time limit."""
         if transport is not None and (one := self._open.get(transport)) is not None:
             one.asked = True
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled."""
         await accept(listener, self._shares, self._greeted, self._sweep)
 
     async def _greeted(self, connection: socket.socket, source: str) -> None:
@@ -67,7 +66,7 @@ class Connections:
                 self._open[made] = _Open(source, loop.time())
 
     def _sweep(self) -> None:
-        """Release the shares of closed connections, and end connections without a first request.
+        """Release the shares of closed connections, and abort connections without a first request.
 
         A connection has `first_s` seconds for its first request.
         """

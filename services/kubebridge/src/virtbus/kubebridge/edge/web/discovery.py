@@ -1,4 +1,4 @@
-"""Handles requests that need no authorization: discovery, OpenAPI, versions, health."""
+"""Requests that need no authorization: discovery, OpenAPI, versions, health."""
 
 import json
 from collections.abc import Callable, Mapping

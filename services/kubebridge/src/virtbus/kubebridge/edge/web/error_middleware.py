@@ -1,4 +1,4 @@
-"""Turns errors of the core, the API server, the bus and aiohttp into Status objects."""
+"""Middleware that turns errors of the core, the API server, the bus and aiohttp into Statuses."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -25,11 +25,11 @@ class RefusedError(Exception):
 
 @web.middleware
 async def in_status(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a handler's exception with a Status. A ConnectionError is left to aiohttp."""
+    """Answer a handler's exception with a Status. aiohttp handles a ConnectionError."""
     try:
         return await handler(request)
     except ConnectionError:
-        raise  # the client is gone, and aiohttp handles it
+        raise  # the client is gone
     except Exception as error:
         refusal = _refusal_for(error)
         if refusal is None:
@@ -38,14 +38,14 @@ async def in_status(request: web.Request, handler: Handler) -> web.StreamRespons
             )
             refusal = of_http(500, "Internal error occurred; see the bridge's log")
         if request.writer.output_size:
-            raise  # a second response would be read as a part of the first; aiohttp hangs up
+            raise  # a response has begun, so aiohttp must close the connection
         return web.json_response(refusal.plain(), status=refusal.code)
 
 
 def _refusal_for(error: Exception) -> Refusal | None:
-    """Return the refusal for an error, or None if the error is not expected.
+    """Return the refusal for an error; None for an unexpected error.
 
-    Temporary errors of the API server become 503, and so does its refusal of the bridge's login.
+    Temporary errors of the API server become 503. Its refusal of the bridge's own login does, too.
     """
     match error:
         case RefusedError():

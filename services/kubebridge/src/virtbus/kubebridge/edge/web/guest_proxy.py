@@ -1,4 +1,4 @@
-"""Reaches guests over the bus: verbs, guest agent questions, and byte streams (ADR 0023)."""
+"""Access to guests over the bus: verbs, guest agent questions, byte streams (ADR 0023)."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +24,7 @@ ANSWER_S = 10.0
 GUEST_S = 10.0
 """Timeout of KubeVirt's guest agent commands."""
 WINDOW_BYTES = 64 * 1024
-"""Maximum unread bytes that a guest has sent on a stream. 200 streams need 13 MB."""
+"""Maximum bytes from the guest that wait unread on a stream. 200 streams need 13 MB."""
 STREAMS_MAX = 200
 """Maximum number of streams. Each needs another 300 KB for TLS and the websocket."""
 VERBS = {"console": "console", "vnc": "vnc", "portforward": "port", "screenshot": "screenshot"}
@@ -47,7 +47,6 @@ class Guests:
         return await self._bus.request(subjects.api("vm", verb), want, timeout_s=ANSWER_S)
 
     async def tell(self, uid: str, questions: Sequence[GuestQuestion]) -> GuestInfo:
-        """Return the answer of the guest agent."""
         want = GuestAsk(uid=uid, about=tuple(questions), timeout_s=GUEST_S)
         subject = subjects.rpc(await self._node(uid), "agent", "guest")
         answer = await self._bus.request(subject, want, timeout_s=GUEST_S + ANSWER_S)
@@ -56,7 +55,6 @@ class Guests:
     async def stream(
         self, request: web.Request, effect: effects.GuestStream, owner: str
     ) -> web.StreamResponse:
-        """Answer with a websocket or a picture. Return when the stream has ended."""
         if effect.what == "screenshot":
             async with self._opened(effect, owner) as stream:
                 return await _picture(request, stream)

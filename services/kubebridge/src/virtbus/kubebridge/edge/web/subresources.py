@@ -1,4 +1,4 @@
-"""Handles the verbs of the aggregated API: authorizes, reads objects, executes effects."""
+"""Handler of the verbs of the aggregated API: authorizes, reads objects, executes effects."""
 
 import json
 from collections.abc import Callable
@@ -42,8 +42,8 @@ OPTIONS_VALUES_MAX = 256
 OBJECT_BYTES_MAX = 3 * 1024 * 1024
 """Largest object, as in the API server."""
 OBJECT_VALUES_MAX = 20_000
-"""Maximum number of JSON values in an object. A bus message has the same limit, so no VM could be
-made from a larger object. Parsing takes 0.1 s at most."""
+"""Maximum number of JSON values in an object. A bus message has the same limit, so a larger object
+cannot become a VM. Parsing takes 0.1 s at most."""
 MEANWHILE = "the object has been modified; please apply your changes to the latest version"
 PLACES: dict[str, tuple[kinds.Kind, str]] = {
     "vm": (kinds.VM, ""),
@@ -171,10 +171,7 @@ def _object(text: str) -> Any:
 
 
 def _json_or_yaml(text: str) -> Any:
-    """Parse options.
-
-    Their size is bounded, because 3 MB of YAML would block the event loop for a minute.
-    """
+    """Parse options of bounded size: 3 MB of YAML would block the event loop for a minute."""
     if text.lstrip().startswith("{"):
         return json.loads(text)
     return read_yaml(text, max_values=OPTIONS_VALUES_MAX)

@@ -1,4 +1,4 @@
-"""Implements the TLS listener, whose certificates can be replaced while it is open."""
+"""TLS listener whose certificate and CA can be replaced while it is open."""
 
 import os
 import socket
@@ -21,9 +21,9 @@ SHUTDOWN_S = 1.0
 class TlsListener:
     """The port's certificate, and the CA of its clients.
 
-    Before the port has a certificate, no client can connect. A client need not show a certificate
-    of its own; API servers that call webhooks show none. If a client shows a certificate that the
-    CA did not sign, the handshake fails. A connection keeps the settings with which it was made.
+    Before the port has a certificate, no client can connect. A client may come without a
+    certificate, as API servers do when they call webhooks. A certificate that the CA did not sign
+    fails the handshake. A connection keeps the settings with which it was made.
     """
 
     def __init__(self) -> None:
@@ -32,8 +32,9 @@ class TlsListener:
         self._now: ssl.SSLContext | None = None
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.verify_mode = ssl.CERT_OPTIONAL
-        # A resumed session has a client's certificate that is not verified again, also after the CA
-        # was replaced. Clients of TLS 1.2 can resume one without a ticket.
+        # Forbid resumed sessions: a resumed session does not verify the client's certificate again,
+        # even after the CA was replaced. TLS 1.2 can resume a session without a ticket, so 1.3 is
+        # required.
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.context.options |= ssl.OP_NO_TICKET
         self.context.num_tickets = 0
@@ -52,7 +53,7 @@ class TlsListener:
         self._pair = pair
 
     def trust(self, ca: str) -> None:
-        """Accept clients' certificates from this CA (PEM) from now on; if `ca` is empty, none.
+        """Accept clients' certificates from this CA (PEM) from now on; from no CA if `ca` is empty.
 
         Raises:
             ssl.SSLError: `ca` is not a certificate. The port keeps its old CA.

@@ -1,7 +1,7 @@
 """Carries a byte stream over a websocket `plain.kubevirt.io`, in binary messages.
 
-Neither side is read faster than the other accepts, so buffers are bounded: by the stream's window,
-and by aiohttp's 64 KiB in each direction.
+Each end is read only as fast as the other end accepts data. Two limits bound the buffers: the
+stream's window, and aiohttp's 64 KiB in each direction.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ async def carry(
     if stream.closed == GUEST_CLOSED and effect.what == "portforward":
         await socket.close()
     elif not socket.closed and request.transport is not None:
-        # As in KubeVirt, close without a code. virtctl reads this as 1006, the only code that it
-        # explains to people.
+        # As in KubeVirt, close without a code. virtctl reads this as 1006, and explains only this
+        # code to users.
         request.transport.close()
     return socket
 
@@ -81,7 +81,7 @@ async def _back(stream: ByteStream, socket: web.WebSocketResponse, *, datagrams:
 async def _knock(socket: web.WebSocketResponse) -> None:
     """Detect that a client left while the guest accepts no data.
 
-    The client's socket is not read then. But a ping to a client that left fails (OSError), which
+    The client's socket is then unread, but a ping to a client that left fails (OSError). This error
     ends the stream.
     """
     while True:
