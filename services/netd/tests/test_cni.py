@@ -404,6 +404,19 @@ async def test_an_impossible_configuration_names_the_cause(
     assert node.host.census()["netns"] == []
 
 
+async def test_a_file_that_cannot_be_read_refuses_only_its_own_network(node: Node) -> None:
+    (node.conf_dir / "00-gone.conf").symlink_to("nowhere")
+    (node.conf_dir / "01-folder.conflist").mkdir()
+    conflist(node, "lan", bridge(node))
+    for name in ("gone", "folder"):
+        with pytest.raises(VirtbusError, match="cannot be read") as refused:
+            await node.attach(B, networks=(name,))
+        assert refused.value.body.reason == "cni_config"
+    await node.attach(A, networks=("lan",))
+    await node.attachments.release(A, 1)
+    without_bridge()
+
+
 async def test_two_vms_share_a_cni_network_and_reach_each_other(node: Node) -> None:
     conflist(node, "lan", bridge(node))
     async with asyncio.TaskGroup() as group:

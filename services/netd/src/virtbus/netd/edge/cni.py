@@ -66,7 +66,7 @@ class Cni:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(self._conf_dir.iterdir()):
                 if path.suffix in _SUFFIXES:
-                    with contextlib.suppress(VirtbusError, OSError):
+                    with contextlib.suppress(VirtbusError):
                         found.setdefault(self._read(path).conflist["name"], path)
         return found
 
@@ -113,8 +113,13 @@ class Cni:
         return cni.conflist_of(target, self.allowed)
 
     def _read(self, path: Path) -> CniState:
-        with path.open("rb") as file:
-            return cni.read_conflist(file.read(_MAX_CONF_BYTES), str(path))
+        try:
+            with path.open("rb") as file:
+                content = file.read(_MAX_CONF_BYTES)
+        except OSError as error:
+            message = f"{path} cannot be read: {error.strerror}; correct or remove it"
+            raise VirtbusError(Code.UNSUPPORTED, "cni_config", message) from error
+        return cni.read_conflist(content, str(path))
 
     async def add(self, uid: str, nic: Nic, state: CniState, netns: Path) -> CniState:
         """Run ADD of all plugins in order. Return the state that DEL needs, with the last result.
