@@ -1,5 +1,6 @@
 """A manifest for each rule breaks this rule and no other."""
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -211,6 +212,16 @@ def test_a_violation_has_its_field_and_reason(rule: Rule) -> None:
     changes, field = BROKEN[key(rule)]
     found = [(cause.field, cause.reason) for cause in vm_causes(template(changes))]
     assert found == [(AT + field, rule.reason)]
+
+
+@pytest.mark.parametrize("count", [2047, 2048])
+def test_base64_is_measured_decoded(count: int) -> None:
+    encoded = base64.encodebytes(b"#" * count).decode()
+    fits = template({"volumes.2.cloudInitNoCloud": {"userDataBase64": encoded}})
+    assert vm_causes(fits) == []
+    larger = base64.b64encode(b"#" * 2049).decode()
+    (cause,) = vm_causes(template({"volumes.2.cloudInitNoCloud": {"userDataBase64": larger}}))
+    assert cause.field == f"{AT}volumes[2].cloudInitNoCloud"
 
 
 @pytest.mark.parametrize(

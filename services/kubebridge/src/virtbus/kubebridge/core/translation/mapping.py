@@ -132,8 +132,12 @@ def _bounded(walked: Translation) -> tuple[VmCreate | None, tuple[Cause, ...]]:
     else:
         return create, tuple(_device_causes(walked, create))
     return None, tuple(
-        one for one in found if not any(field.startswith(one.field) for field in reported)
+        one for one in found if not any(_is_within(field, one.field) for field in reported)
     )
+
+
+def _is_within(field: str, outer: str) -> bool:
+    return field.startswith(outer) and field[len(outer) :][:1] in {"", ".", "["}
 
 
 def _device_causes(walked: Translation, create: VmCreate) -> Iterator[Cause]:

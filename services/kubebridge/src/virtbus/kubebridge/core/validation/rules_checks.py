@@ -205,8 +205,14 @@ def inline_size(seed: Object) -> list[Found]:
         ("", kind, ref)
         for kind, (inline, encoded, ref) in _DATA.items()
         if len(text(seed, inline).encode()) > INLINE_BYTES
-        or len(text(seed, encoded)) * 3 // 4 > INLINE_BYTES
+        or _decoded_bytes(text(seed, encoded)) > INLINE_BYTES
     ]
+
+
+def _decoded_bytes(encoded: str) -> int:
+    """Return the length of Base64 text when decoded. Line breaks and padding do not count."""
+    digits = encoded.replace("\n", "").replace("\r", "").rstrip("=")
+    return len(digits) * 3 // 4
 
 
 def answers(sysprep: Object) -> list[Found]:
