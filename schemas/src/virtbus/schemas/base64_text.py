@@ -27,7 +27,7 @@ def check_base64(text: str) -> str:
 
 
 def bytes_of(text: str | None, in_base64: str | None) -> bytes | None:
-    """Return the bytes of `in_base64`, or else of `text`; None if both are None."""
+    """Return the bytes of `in_base64`, by default those of `text`; None if both are None."""
     if in_base64 is not None:
         return decode_base64(in_base64)
     return text.encode() if text is not None else None

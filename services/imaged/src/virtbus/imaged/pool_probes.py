@@ -7,11 +7,10 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from threading import Thread
 
 from virtbus.bus.runtime.pool_settings import PROBE_S
+from virtbus.imaged.edge.disk_threads import in_daemon
 from virtbus.imaged.edge.pools import Pools, rounded
 from virtbus.schemas.pool import PoolReport, PoolState
 
@@ -49,7 +48,7 @@ class PoolProbes:
             if times % READ_AGAIN == 0:
                 self._pools.read_again(name)
             began_s = loop.time()
-            call = _in_daemon(f"pool-{name}", partial(self._pools.measure, name))
+            call = in_daemon(f"pool-{name}", partial(self._pools.measure, name))
             while not (await asyncio.wait({call}, timeout=SLOW_S))[0]:
                 self._set(self._hanging(name, loop.time() - began_s))
             self._set(call.result())
@@ -73,24 +72,3 @@ class PoolProbes:
             why = f": {report.message}" if report.message else ""
             log.info("pool %s is %s%s", report.name, report.state, why, extra=extra)
         self._changed()
-
-
-def _in_daemon(name: str, work: Callable[[], PoolReport]) -> asyncio.Future[PoolReport]:
-    """Run `work` in a daemon thread.
-
-    Python waits at its exit for the threads of an executor, so a pool that hangs would prevent
-    imaged from stopping.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[PoolReport] = loop.create_future()
-
-    def body() -> None:
-        try:
-            settle = partial(done.set_result, work())
-        except BaseException as error:  # noqa: BLE001  # raised in the awaiting task
-            settle = partial(done.set_exception, error)
-        with suppress(RuntimeError):  # the process ends, and its loop is closed
-            loop.call_soon_threadsafe(settle)
-
-    Thread(target=body, name=name, daemon=True).start()
-    return done

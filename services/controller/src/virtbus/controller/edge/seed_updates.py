@@ -16,9 +16,14 @@ from virtbus.controller.core.seed_changes import (
     network_findings,
 )
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, Detail, VirtbusError
+from virtbus.schemas.errors import Code, Detail, Retry, VirtbusError
 from virtbus.schemas.records import read_stored
-from virtbus.schemas.secrets_in_force import digest_of, encoded_in_force, without_replaced
+from virtbus.schemas.secrets_in_force import (
+    digest_of,
+    encoded_in_force,
+    in_force,
+    without_replaced,
+)
 from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec
 from virtbus.schemas.wire import encode, invalid
 
@@ -95,3 +100,22 @@ class SeedUpdates:
         key = subjects.vm_secret(record.node, record.uid)
         await self._bus.put(key, body, expect=change.revision)
         return record.model_copy(update={"sec_digest": digest_of(change.secrets)})
+
+
+async def secrets_of(bus: Bus, record: VmRecord) -> VmSecrets:
+    """Return the secrets that are in force for `record`, which has a digest of them.
+
+    Raises:
+        VirtbusError: 503 `secrets_lost`: the bus lacks them, as during an update or move.
+    """
+    key = subjects.vm_secret(record.node, record.uid)
+    entry = await bus.get(key)
+    secrets = None
+    if entry is not None and entry.kind is EntryKind.PUT:
+        secrets = in_force(key, entry.value, record.sec_digest or "")
+    if secrets is None:
+        message = f"the bus does not have the secrets of {record.name} now; repeat the request"
+        raise VirtbusError(
+            Code.UNAVAILABLE, "secrets_lost", message, retry=Retry.SAME_ID, after_ms=1000
+        )
+    return secrets

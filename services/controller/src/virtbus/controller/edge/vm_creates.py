@@ -39,17 +39,17 @@ from virtbus.controller.edge.image_names import ImageNameReads
 from virtbus.controller.edge.living_volumes import LivingVolumes
 from virtbus.controller.edge.network_targets import COMMIT_MOST_S, NetworkTargets
 from virtbus.controller.edge.reservations import NodeFullError
+from virtbus.controller.edge.seed_updates import secrets_of
 from virtbus.controller.edge.snapshot_writes import SnapshotWrites
 from virtbus.controller.edge.volume_holders import VolumeHolders
 from virtbus.controller.edge.volume_templates import VolumeTemplates
 from virtbus.controller.edge.watch_server import WatchServer
 from virtbus.schemas import subjects
-from virtbus.schemas.errors import Code, Detail, Retry, VirtbusError
+from virtbus.schemas.errors import Code, Detail, VirtbusError
 from virtbus.schemas.events import EventKind
 from virtbus.schemas.ids import UNPLACED
-from virtbus.schemas.secrets_in_force import in_force
 from virtbus.schemas.snapshot_api import SnapshotAsk
-from virtbus.schemas.vm import Overcommit, VmRecord, VmSecrets
+from virtbus.schemas.vm import Overcommit, VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
 log = logging.getLogger(__name__)
@@ -247,31 +247,13 @@ class VmCreates:
         origin = origin_of(held.record, home)
         source = self._fleet.vms.get(held.record.source_uid)
         if source is not None and source.record.sec_digest is not None:
-            secrets = await self._secrets_of(source.record, source.record.sec_digest)
+            secrets = await secrets_of(self._bus, source.record)
             more = (admitted.secrets, source.record, secrets, admitted.name, admitted.uid)
             admitted = replace(admitted, secrets=taken_over(admitted.spec, *more))
         record = record.model_copy(update={"origin": origin})
         near_it = home or Home("", "")
         home = near_it._replace(node=origin.node, volume=origin.snapshot.name)
         return record, home, admitted
-
-    async def _secrets_of(self, source: VmRecord, digest: str) -> VmSecrets:
-        """Return the secrets of a clone's source that have the digest of its record.
-
-        Raises:
-            VirtbusError: 503 `secrets_lost`: the bus lacks them, as during an update or move.
-        """
-        key = subjects.vm_secret(source.node, source.uid)
-        entry = await self._bus.get(key)
-        secrets = None
-        if entry is not None and entry.kind is EntryKind.PUT:
-            secrets = in_force(key, entry.value, digest)
-        if secrets is None:
-            message = f"the bus does not have the secrets of {source.name} now; repeat the create"
-            raise VirtbusError(
-                Code.UNAVAILABLE, "secrets_lost", message, retry=Retry.SAME_ID, after_ms=1000
-            )
-        return secrets
 
     def _refuse_held(self, uid: str) -> None:
         """Raise 409 if a node holds a VM of that uid whose record the bus has lost (I1)."""

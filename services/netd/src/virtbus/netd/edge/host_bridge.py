@@ -105,7 +105,7 @@ class HostBridge:
         Raises:
             VirtbusError: 409 `bridge_in_use`: another netd has the bridge.
                 500 `bridge_lost`: the bridge vanished while netd made it.
-                409 `subnet_taken`: another link of this host has an address in the subnet, or a
+                409 `subnet_taken`: another link of this host has an address in the subnet. Or a
                 host of the fleet or of the bus has an address in a network object's subnet.
         """
         with self._lock:

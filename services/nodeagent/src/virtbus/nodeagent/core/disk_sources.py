@@ -111,9 +111,8 @@ def disk_sources(
     """Return the sources of all disks by volume name, without ISO volumes.
 
     Raises:
-        VirtbusError: 409 `disk_refused`: imaged omitted a volume or made it too small, or only one
-            of spec and imaged's report has an image, or the record lacks a reference to a named
-            volume.
+        VirtbusError: 409 `disk_refused`: imaged omitted a volume or made it too small. Or only one
+            of spec and imaged's report has an image. Or the record lacks a reference to a volume.
             409 `pool_unknown`: the settings of the node's pool lack the volume's data or device.
     """
     sources = {}

@@ -26,7 +26,7 @@ Holding = Literal[
     "actor",
     "actor and next",  # the VM returned to this node before the release of its previous copy
 ]
-"""What this host has of a VM."""
+"""The parts of a VM that this host has."""
 
 Word = Literal[
     "record",
