@@ -27,12 +27,13 @@ def refuse_large(
     The limit leaves space for data that later writes add. `spec_bytes` is the size of the spec's
     canonical JSON; with it, a small record need not be encoded to find its size.
     """
-    resolved = (*record.image_targets.values(), *record.volume_refs.values())
-    most = size_estimate(record, spec_bytes) + sum(len(encode(one)) for one in resolved)
+    resolved = (record.image_targets, record.volume_refs, record.network_targets)
+    targets = (one for by_name in resolved for one in by_name.values())
+    most = size_estimate(record, spec_bytes) + sum(len(encode(one)) for one in targets)
     small = most < RECORD_ACCEPTED_BYTES // 2
     size = 0 if small else len(encode(record))
     if size > RECORD_ACCEPTED_BYTES:
-        shown = {"labels", "annotations", "spec", "image_targets"}
+        shown = {"labels", "annotations", "spec", "image_targets", "network_targets"}
         given = record.model_dump(exclude_defaults=True, include=shown)
         raise _too_large("record", size, RECORD_ACCEPTED_BYTES, largest(given))
     if secrets is None:
