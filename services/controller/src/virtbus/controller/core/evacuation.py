@@ -48,7 +48,6 @@ def data_stays(record: VmRecord) -> str:
     not bind its VM, because several nodes reach the volume. A directory that the guest only reads
     does not bind its VM either, because other nodes may offer the directory.
     """
-    """
     if why := bound_to_host(record):
         return why
     names = [ref.name for ref in local_volumes(record)]

@@ -12,11 +12,10 @@ _NONE: Mapping[str, int] = MappingProxyType({})
 
 
 class GivenAddresses:
-    """The addresses by network, as a watch delivers their claims.
-
     """The addresses by network, from the claims that a watch delivers.
 
     The cache may lag. So it only proposes an address, and the claim on the bus decides.
+    """
 
     def __init__(self) -> None:
         self._taken: dict[str, set[str]] = {}

@@ -130,7 +130,6 @@ def refuse_client(
     give a link, which leads to an operator's segment, nor a conflist, which runs programs on nodes.
     If `spec` is None, only the namespace is checked.
     """
-    """
     if account.lower() in ADMINS:
         return
     if namespace == EVERYWHERE:
