@@ -328,15 +328,16 @@ class Fleet:
         return brake([seen.heard_s if seen else 0.0 for seen in silent], len(there))
 
     def status_of(self, record: VmRecord) -> tuple[VmStatus, int] | None:
-        """Return the last status by the record's own node, and its revision."""
         """Return the status that the record's own node wrote last, and its revision."""
+        return self.statuses.get((record.node, record.uid))
 
     def last_status(self, record: VmRecord) -> VmStatus | None:
-        """Return the last status by the record's own node."""
+        return self.statuses.get((record.node, record.uid), (None, 0))[0]
 
     def show(self, uid: str, now_s: float) -> VmView | None:
         """Return the VM as the API shows it."""
         return self.show_held(held, now_s) if (held := self.vms.get(uid)) else None
+
     def show_held(self, held: StoredVm, now_s: float) -> VmView:
         """Return the API's view of a record, which may be newer than the cached record."""
         seen = self.last_status(held.record)
@@ -360,7 +361,8 @@ class Fleet:
         return reason[1]
 
     def unheard_nodes(self) -> list[str]:
-        """Return nodes that have VMs and sent no heartbeat: their capacity is unknown."""
+        """Return the nodes that have VMs, but whose capacity is unknown without a heartbeat."""
+        return sorted(self.promises.on.keys() - self.nodes.keys() - {UNPLACED})
 
     def candidates(self, now_s: float) -> list[Candidate]:
         """Return the nodes with their allocations, for placement."""

@@ -20,7 +20,6 @@ _NONE: PoolsByName = {}
 
 
 class KnownPools:
-
     def __init__(self) -> None:
         self._of: dict[str, dict[str, PoolReport]] = {}
 
