@@ -62,6 +62,7 @@ def demand_of(
 
 
 def demand_of_vm(record: VmRecord) -> Demand:
+    """Return the demand of a VM with a record."""
     runtime_node = node_of(record.owner)
     return demand_of(
         record.spec, record.network_targets, namespace=record.namespace, runtime_node=runtime_node
@@ -69,9 +70,11 @@ def demand_of_vm(record: VmRecord) -> Demand:
 
 
 def memory_of(spec: VmSpec) -> int:
+    """Return the memory that a VM needs on its host, with QEMU's overhead."""
     return spec.domain.memory.guest + QEMU_OVERHEAD_BYTES
 
 
 def disk_of(spec: VmSpec) -> int:
+    """Return the disk space that counts for a VM's new disks."""
     sizes = [v.empty_disk.capacity if v.empty_disk else OVERLAY_BYTES for v in spec.volumes]
     return sum(min(size, OVERLAY_BYTES) for size in sizes)

@@ -210,7 +210,7 @@ class Fleet:
             self._candidates.pop(node_spec.node, None)
 
     def put_status(self, key: str, value: bytes, revision: int) -> str:
-        """Process a status; return the VM's uid. Raise VirtbusError if the key is wrong (BUS-04)."""
+        """Process a status; return its VM's uid. Raise VirtbusError for a wrong key (BUS-04)."""
         self.status_revision = max(self.status_revision, revision)
         status = read_stored(VmStatus, key, value)
         refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))

@@ -71,6 +71,7 @@ def not_found(want: ImageNameAsk) -> VirtbusError:
 
 
 def shown(held: StoredImageName) -> ImageNameView:
+    """Return the API view of an image name."""
     record = held.record
     return ImageNameView(
         uid=record.uid,

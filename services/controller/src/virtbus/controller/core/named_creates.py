@@ -63,6 +63,7 @@ def create_step(
 
 
 def refuse_deleting(record: NamedObject, kind: str) -> None:
+    """Raise 409 while the object is being deleted."""
     if record.deleting:
         message = f"{record.name} is being deleted; repeat after {kind}.deleted"
         raise VirtbusError(Code.CONFLICT, "deleting", message)

@@ -36,6 +36,7 @@ class NetworkDemand(NamedTuple):
 
 
 def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
+    """Return the demands of the networks of a spec."""
     offered: set[str] = set()
     nodes: frozenset[str] | None = None
     plugins: set[str] = set()

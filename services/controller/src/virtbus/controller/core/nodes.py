@@ -83,6 +83,7 @@ def node_not_found(node: str) -> VirtbusError:
 
 
 def state_of(signs: NodeSignals) -> NodeState:
+    """Return the node's state."""
     return next(state for state, holds in ROWS if holds(signs))
 
 

@@ -20,6 +20,8 @@ _NONE: PoolsByName = {}
 
 
 class KnownPools:
+    """The pools that each node reported last."""
+
     def __init__(self) -> None:
         self._of: dict[str, dict[str, PoolReport]] = {}
 
