@@ -47,7 +47,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """One VM's step. `record` is the host's copy, or the bus' copy if no host has one."""
+    """The step for a VM. `record` is the host's copy, or the bus's copy if no host has one."""
 
     step: RebuildAction
     record: VmRecord

@@ -166,7 +166,7 @@ class Membership:
                     yield
 
     def wanted(self) -> Iterator[tuple[str, NodeGroup]]:
-        """Yield the keys and values that the bus should have: for each group, its members' nodes."""
+        """Yield the wanted keys and values: one for each group and each node with a member."""
         by_node: dict[str, list[SecurityGroupRecord]] = {}
         for held in self._groups.listed(None):
             for node in {vm.node for vm in self.of(held.record)} - {UNPLACED}:

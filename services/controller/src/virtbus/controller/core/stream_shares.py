@@ -12,7 +12,7 @@ from dataclasses import dataclass
 LOOK_AT = 0.25
 """Fraction of a stream's space. While less is used, no message is removed."""
 MOST, LEAST, TIMES_FAIR = 0.5, 1 / 16, 4
-"""A node may use four times its fair share, but at most half and at least a sixteenth of a stream."""
+"""A node may use four times its fair share, limited to between 1/16 and 1/2 of the stream."""
 _OVERHEAD_BYTES = 64
 """Approximate size that a stored message needs besides its subject and body."""
 _NODE_TOKEN = 2
@@ -21,7 +21,7 @@ _NODE_TOKEN = 2
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A node that exceeds its share. It uses about `bytes`; its newest `keep` messages may stay."""
+    """A node above its limit. It uses about `bytes`; its newest `keep` messages may stay."""
 
     node: str
     bytes: int

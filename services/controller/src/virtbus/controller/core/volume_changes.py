@@ -270,7 +270,7 @@ def hold_remains(record: VolumeRecord, vm: str, unreadable: Iterable[Unreadable]
 def shown(
     held: StoredVolume, holders: Sequence[VolumeHolder] = (), message: str = ""
 ) -> VolumeView:
-    """Return the volume as the API shows it, with its `holders`."""
+    """Return the API view of a volume with its `holders`."""
     leaving = any(one.detaching for one in holders)
     record, state = held.record, state_of(held.record, leaving=leaving)
     return VolumeView(
