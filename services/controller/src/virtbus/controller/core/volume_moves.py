@@ -1,4 +1,4 @@
-"""Decides about moves of volumes between nodes and pools, from the request to the end (ADR 0063)."""
+"""Decides about moves of volumes between nodes and pools, from request to end (ADR 0063)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -31,7 +31,7 @@ def goal_of(
 ) -> Goal:
     """Return the goal of a request. `pools` are the pools of the goal's node, by name.
 
-    An empty `node` means the volume's node, and a `pool` of None means the volume's pool.
+    An empty `node` means the volume's present node. None as `pool` means its present pool.
     """
     name = pool or record.spec.pool
     kind = record.pool_kind if name == record.spec.pool else _kind_at(pools, name)
@@ -49,10 +49,10 @@ def begun(
 ) -> VolumeRecord:
     """Return the volume with a move to `goal`. `export` and `fill` are the ids of its operations.
 
-    If the volume is already at `goal`, nothing is copied, and a move that is copying data is given
-    up as failed. If its data is lost or a VM holds it, a volume without data is refused. If not, it
-    gets the goal's node at once. `is_off` is True if the holder is off, and stays off until the
-    move ends.
+    If the volume is already at `goal`, nothing is copied, and a move that is copying its data
+    elsewhere is given up as failed. A volume without data and holder gets the goal's node at once.
+    A volume whose data is lost, or with a holder and no data, is refused. `is_off` is True if the
+    holder is off, and stays off until the move ends.
 
     Raises:
         VirtbusError: 409 `deleting`: the volume is being deleted. 409 `volume_in_use`: a VM holds

@@ -104,7 +104,7 @@ class AddressClaims:
     async def _claim_any(
         self, need: Need, pool: AddressPool, done: VmRecord, withheld: Mapping[str, str]
     ) -> VmRecord:
-        """Claim an address of the pool; return `done` with this claim."""
+        """Claim a free address of the pool; return `done` with this claim."""
         network = need.target.uid
         of_hosts = _addresses(network, withheld, but=done.uid)
         taken = {*self._fleet.addresses.taken(network), *of_hosts, *self._hosts(need)}
