@@ -89,7 +89,7 @@ class BusStorageGuard:
             raise VirtbusError(Code.EXHAUSTED, "bus_full", self.report.message, after_ms=10_000)
 
     def guarded(self, handler: Handler) -> Handler:
-        """Return `handler` with a check: it raises 503 `bus_storage` while the bus stores nothing."""
+        """Return `handler`, wrapped to raise 503 `bus_storage` while the bus stores nothing."""
 
         async def handle(request: Request) -> object:
             if self._stalled or self.report.stalled:

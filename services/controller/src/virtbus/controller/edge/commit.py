@@ -60,7 +60,7 @@ def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The stored record. `created` is False if the record existed before, unchanged."""
+    """The stored record. `created` is False if the same record existed before."""
 
     held: StoredVm
     created: bool
@@ -227,14 +227,14 @@ class Commits:
     async def _settle(
         self, record: VmRecord, body: bytes | None, last: Entry | None
     ) -> Committed | None:
-        """Try once to commit over an earlier message; return None to retry."""
+        """Try once to commit over an earlier message; return None if the caller must retry."""
         where, message = stands(last)
         step = commit_step(where, message, record)
         if step is CommitStep.SAME and last is not None and isinstance(message, VmRecord):
             return Committed(StoredVm(message, last.revision), created=False)
         if step is CommitStep.MOVE and last is not None:
-            # The create that wrote this tombstone next writes a claim at the revision that it has
-            # read. This create renews the claims first, so that write fails. Only one create wins.
+            # The controller that wrote this tombstone next takes or purges a claim, at the revision
+            # that it has read. Renewed claims make that write fail, so only one of the two wins.
             await self.claim(record, renew=True)
             if body is not None:  # a sweep or another create may have removed the secrets
                 await self._put_secrets(record, body)
