@@ -19,9 +19,9 @@ def mount_problems(
 ) -> list[Detail]:
     """Return the problems of mounts and links.
 
-    The guest may not find the disk, or the file system may not be makeable, because only an empty
-    disk gets one. A directory must have no properties of disks. `tags` are the names of the
-    directories, which guests mount by virtiofs.
+    A guest must be able to find each disk. A file system can be made on an empty disk only. A
+    directory must have no properties of disks. `tags` are the names of the directories, which
+    guests mount by virtiofs.
     """
     if not (mounts := _mounts(volumes)):
         return []

@@ -43,7 +43,8 @@ from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
-"""Silence counts only if the last lease renewal is at most this old, because it proves the bus."""
+"""A lease renewal proves for this time that the bus is reachable. Without such a proof, silence does
+not grow."""
 SILENT_FRESH_S = 0.25
 """The list of silent nodes is computed every 250 ms, because for 200 nodes it takes 2 ms."""
 GONE_KEPT = 20_000
@@ -173,9 +174,9 @@ class Fleet:
         uid = tokens[3]
         held = self.vms.get(uid)
         if held is not None and (held.revision > revision or held.record.node != tokens[2]):
-            return None  # a move: its put was processed already
+            return None  # the purge of a move whose new record was processed already
         if held is not None and not held.record.deleting:
-            self.moving[uid] = revision  # the put of this move will follow
+            self.moving[uid] = revision  # the new record of this move follows
             return None
         return self.drop_vm(uid, revision)
 
@@ -361,7 +362,7 @@ class Fleet:
         return reason[1]
 
     def unheard_nodes(self) -> list[str]:
-        """Return the nodes that have VMs, but whose capacity is unknown without a heartbeat."""
+        """Return nodes that have VMs and have sent no heartbeat, so that their capacity is unknown."""
         return sorted(self.promises.on.keys() - self.nodes.keys() - {UNPLACED})
 
     def candidates(self, now_s: float) -> list[Candidate]:

@@ -25,7 +25,7 @@ def refuse_large(
     """Raise 413 if a record or its secret inputs are larger than users may send.
 
     The limit leaves space for data that later writes add. `spec_bytes` is the size of the spec's
-    canonical JSON. It shows without an encoding that most records are small.
+    canonical JSON. With it, a clearly small record need not be encoded.
     """
     resolved = (*record.image_targets.values(), *record.volume_refs.values())
     most = size_estimate(record, spec_bytes) + sum(len(encode(one)) for one in resolved)

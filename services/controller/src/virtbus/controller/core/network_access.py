@@ -84,7 +84,7 @@ def _wanted(spec: VmSpec, targets: Targets) -> dict[str, str]:
 
 
 def _offered(name: str, targets: Targets) -> str:
-    """Return the network that a node itself must offer; empty if an object replaces it."""
+    """Return the network that a node must offer for `name`; empty if its object has no conflist."""
     target = targets.get(name)
     return name if target is None else target.spec.conflist or ""
 

@@ -276,7 +276,7 @@ def mended(
 
 
 def restored(target: NetworkTarget, now_ns: int) -> NetworkRecord:
-    """Return the network from the copy in a VM's record, because the bus has lost the network.
+    """Return the network that a VM's record describes, to replace one that the bus has lost.
 
     A VM's record has no labels of networks, so the labels are lost.
     """

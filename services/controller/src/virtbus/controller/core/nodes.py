@@ -10,8 +10,8 @@ SUSPECT_AFTER_S = 10.0
 """A node is Suspect after this silence, because its last report may be outdated. Heartbeats are
 4 s apart."""
 DOWN_AFTER_S = 25.0
-"""A node is Down after this silence. A leader election of the bus (9 s) and one heartbeat interval
-must be shorter, or each election would mark every node as Down."""
+"""A node is Down after this silence. The time is longer than a leader election of the bus (9 s) and
+a heartbeat interval together. So an election does not mark every node as Down."""
 LEFT_FOR_S = 60.0
 """A node that left is shown for this time, which is also the lifetime of its heartbeat key."""
 TOGETHER_S = 10.0
@@ -34,7 +34,7 @@ class NodeSeen(NamedTuple):
     skew_s: float = 0.0
     kind: bytes = b""
     vms: int = 0
-    """Number of VMs that the node had been allocated when the report arrived."""
+    """Number of VMs that were allocated to the node when the report arrived."""
 
 
 class NodeSignals(NamedTuple):

@@ -53,7 +53,7 @@ def answer(
 
 
 def page(found: Iterable[tuple[str, BaseModel]], *, as_json: bool, most: int = PAGE_ITEMS) -> Page:
-    """Return the first items of `found` (key and model) that fit in one answer, in its order."""
+    """Return the first items of `found`, which yields (key, model), that fit in one answer."""
     return next(split(found, as_json=as_json, most=most))
 
 

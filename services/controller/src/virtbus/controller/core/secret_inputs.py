@@ -21,7 +21,7 @@ _HOLDERS = (*SEED_HOLDERS, "container_disk", "image")
 
 
 def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
-    """Return the spec without its secrets, and the secrets; None instead if it has none."""
+    """Return the spec without its secrets, and the secrets (None if the spec has none)."""
     bare = without_secrets(spec, _HOLDERS)
     held = [old for old, new in zip(spec.volumes, bare.volumes, strict=True) if old is not new]
     if not held and spec.ignition is None:

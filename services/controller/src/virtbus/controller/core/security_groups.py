@@ -27,7 +27,7 @@ Statuses = Mapping[tuple[str, str], tuple[VmStatus, int]]
 """The statuses of VMs with their revisions, by node and uid."""
 Places = dict[str, set[str]]
 """A VM's addresses by place, as in `NodeGroup.peers`. A place is a network, or ANYWHERE for all
-networks. In its place, each address belongs to one guest only."""
+networks. Within its place, each address belongs to one guest only."""
 
 _OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED, NetworkKind.CNI})
 _ADDRESS_BYTES = 48
@@ -136,7 +136,7 @@ class Membership:
                 self._vms.setdefault(held.record.namespace, []).append(held.record)
         self._members: dict[str, list[VmRecord]] = {}
         self._addresses: dict[str, tuple[Places, Places]] = {}
-        """By uid of a VM: the addresses that guests on its node see, and those that others see."""
+        """By uid of a VM: its addresses for guests on its node, and for guests on other nodes."""
         self._peers: dict[str, _Peers] = {}
         self._node = ""
         self._on_node: dict[str, Mapping[str, tuple[str, ...]]] = {}

@@ -55,8 +55,8 @@ def answer(
 def _may_know(asker: VmRecord, record: VmRecord, opened: Openings) -> bool:
     """Return True if the asker's guest may know the VM of `record`.
 
-    Its namespace is the asker's or is open to the asker's. A common network with `share_names` also
-    suffices.
+    One of these suffices: the VM is in the asker's namespace, its namespace is open to the asker's
+    namespace, or both VMs are on a network with `share_names`.
     """
     namespace, allowed = asker.namespace, opened.get(record.namespace, ())
     if record.namespace == namespace or EVERY in allowed or namespace in allowed:

@@ -87,7 +87,7 @@ def plain_spec(ref: VolumeRef) -> VolumeSpec:
 
 
 def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
-    """Return the volume that its VM's record describes, because the bus has lost the volume.
+    """Return the volume that its VM's record describes, to replace one that the bus has lost.
 
     The VM holds the volume at once, because its guest may run. Labels and protection are lost, so
     the volume usually outlives the VM. A volume on a storage server gets the retention of its

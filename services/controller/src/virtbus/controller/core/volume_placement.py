@@ -23,7 +23,7 @@ class Home(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """All that decides which nodes a waiting VM fits on. VMs with equal values fit on the same."""
+    """All that decides which nodes a waiting VM fits on. VMs with equal values fit equal nodes."""
 
     demand: Demand
     powered: bool
