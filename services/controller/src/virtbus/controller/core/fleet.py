@@ -43,8 +43,8 @@ from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
-"""A lease renewal proves for this time that the bus is reachable. Without such a proof, silence does
-not grow."""
+"""A lease renewal proves for this time that the bus is reachable. Without such a proof, the silence
+of nodes does not grow."""
 SILENT_FRESH_S = 0.25
 """The list of silent nodes is computed every 250 ms, because for 200 nodes it takes 2 ms."""
 GONE_KEPT = 20_000
@@ -362,7 +362,7 @@ class Fleet:
         return reason[1]
 
     def unheard_nodes(self) -> list[str]:
-        """Return nodes that have VMs and have sent no heartbeat, so that their capacity is unknown."""
+        """Return nodes with VMs and without a heartbeat, so that their capacity is unknown."""
         return sorted(self.promises.on.keys() - self.nodes.keys() - {UNPLACED})
 
     def candidates(self, now_s: float) -> list[Candidate]:

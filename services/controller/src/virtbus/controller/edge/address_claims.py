@@ -168,6 +168,9 @@ def _with(record: VmRecord, need: Need, more: tuple[str, ...]) -> VmRecord:
 
 
 def _addresses(network: str, withheld: Mapping[str, str], *, but: str) -> set[str]:
-    """Return a network's addresses in `withheld`, which only hosts know, without those of `but`."""
+    """Return a network's addresses in `withheld`, without those of the VM `but`.
+
+    Only hosts know the addresses in `withheld`.
+    """
     of_others = (subjects.claimed_address(key) for key, uid in withheld.items() if uid != but)
     return {address for there, address in of_others if there == network}

@@ -116,8 +116,8 @@ class Assignment:
     async def _settle(self, old: VmRecord, new: VmRecord, secret: _Secret | None) -> None:
         """Write the new copy of the secrets again, and then remove the old copy.
 
-        A sweep that saw the new copy before the move took it for an orphan. That sweep's purge
-        expects the copy's first revision. So it fails after this write.
+        A sweep that saw the new copy before the move took the copy for an orphan. That sweep's
+        purge expects the copy's first revision. So the purge fails after this write.
         """
         if secret is None:
             return

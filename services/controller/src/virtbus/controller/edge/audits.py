@@ -17,7 +17,7 @@ from virtbus.schemas.errors import VirtbusError, quotable
 from virtbus.schemas.wire import validate
 
 FINDINGS_SHOWN = 400
-"""Limit of findings in one answer. The nodes share it equally, and each may have at least one."""
+"""Limit of findings in one answer, divided equally among the nodes. Each node may have one."""
 TEXT_CHARS = 200
 ANSWER_S = 60.0
 """Time limit of an agent's answer. A repair ends guests, and waits for netd and imaged."""

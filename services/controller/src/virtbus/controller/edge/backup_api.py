@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
 """`list` and `_find` stop waiting for nodes this long before the request's deadline. They then
-answer without the missing nodes."""
+continue without the nodes that have not answered."""
 MOST = 500
 """Limit of backups in one answer. Each backup takes at most 1 KiB."""
 

@@ -90,7 +90,7 @@ class BackupDirectories:
         """Raise 422 `backups_off` if the node answers that it has no directory for backups."""
         try:
             known = await self.ask(node, BackupsAsk(do="get"), ENABLED_S)
-        except (BusError, VirtbusError) as error:  # accepted, because the operation waits for it
+        except (BusError, VirtbusError) as error:  # accepted: the operation waits for the node
             log.info("%s may make no backups: %s", node, error, extra={"code": "backups_unknown"})
             return
         if not known.enabled:

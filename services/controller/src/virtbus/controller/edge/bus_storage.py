@@ -72,7 +72,7 @@ class BusStorageGuard:
 
     @property
     def message(self) -> str:
-        """Return a message for people; empty if the bus is not known to have a problem."""
+        """Return a message for people on a known problem of the bus; empty without a problem."""
         if self.report.message:
             return self.report.message
         return _NOT_STORED if self._stalled else ""
