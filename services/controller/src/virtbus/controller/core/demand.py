@@ -13,16 +13,16 @@ from virtbus.schemas.host_paths import host_paths
 from virtbus.schemas.vm import VmRecord, VmSpec
 
 HOSTNAME = "kubernetes.io/hostname"
-"""Every node has this label, with its name as the value (as in Kubernetes)."""
+"""The label that every node has, with the node's name as its value (as in Kubernetes)."""
 QEMU_OVERHEAD_BYTES = 48 * 1024**2
-"""Overhead per VM in addition to the guest's memory (measured: PSS 31.5 MiB for a 32 MiB guest)."""
+"""Memory of a VM's QEMU besides the guest's memory (measured: PSS 31.5 MiB for a 32 MiB guest)."""
 OVERLAY_BYTES = 64 * 1024**2
 """Disk space that counts for a new disk. Overlays are thin, and a small guest's first boot writes
-less. Later growth of a disk shows in the node's free bytes."""
+less. Placement notices the later growth of a disk in the node's free bytes."""
 
 
 class Demand(NamedTuple):
-    """The part of a spec that decides which nodes can take the VM; equal for similar VMs."""
+    """The values of a VM that decide which nodes can take it; equal for similar VMs."""
 
     vcpus: int
     memory_bytes: int
@@ -34,18 +34,18 @@ class Demand(NamedTuple):
     directories: frozenset[str] = frozenset()
     """The directories and files of the node that the guest uses."""
     namespace: str = ""
-    """The namespace to which the directories must be open. Empty without directories, so that
-    demands of several namespaces are equal. Also empty for a VM of a container runtime, because
-    kubelet decides about its directories."""
+    """The namespace to which the directories must be open. It is empty for a VM without
+    directories, because VMs of several namespaces can then share a demand. It is also empty for a
+    VM of a container runtime, because kubelet decides about its directories."""
     runtime_node: str = ""
-    """The node whose container runtime made the VM; no other node takes it. kubelet has granted
-    CPUs and memory on this node, so placement does not refuse them (ADR 0059)."""
+    """The node whose container runtime made the VM. No other node can take the VM. Placement does
+    not count CPUs and memory there, because kubelet has already granted them (ADR 0059)."""
 
 
 def demand_of(
     spec: VmSpec, targets: Targets = NO_TARGETS, *, namespace: str = "", runtime_node: str = ""
 ) -> Demand:
-    """Return the demand of a VM; `targets` are the network objects that it uses."""
+    """Return the demand of a VM; `targets` are the network objects in its spec."""
     directories = frozenset(one.path for one in host_paths(spec))
     return Demand(
         spec.domain.cpu.vcpus,
@@ -70,7 +70,7 @@ def demand_of_vm(record: VmRecord) -> Demand:
 
 
 def memory_of(spec: VmSpec) -> int:
-    """Return the memory that a VM uses on a host."""
+    """Return the memory that a VM needs on its host, with QEMU's overhead."""
     return spec.domain.memory.guest + QEMU_OVERHEAD_BYTES
 
 

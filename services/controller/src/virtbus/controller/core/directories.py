@@ -30,10 +30,10 @@ def check_directories(spec: VmSpec, namespace: str, nodes: Iterable[NodeRecord])
 
 
 def not_offered(directories: Iterable[str], namespace: str, node: NodeRecord) -> str | None:
-    """Return the directories that a node does not offer to a namespace, as a reason, or None.
+    """Return why a node does not offer directories to a namespace; None if it offers all of them.
 
-    If `namespace` is empty, kubelet decides about the VM, and the node need only offer the
-    directories.
+    An empty `namespace` means that kubelet decides which directories the VM may use. The node must
+    then still offer the directories.
     """
     there = node.directories
     roots = {one: root_of(one, there) for one in directories}

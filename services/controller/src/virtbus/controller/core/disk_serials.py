@@ -1,6 +1,6 @@
 """Checks that a guest finds its mounted and linked disks by their serials (`/dev/disk/by-id`).
 
-Directories are mounted by their tags.
+Guests mount directories by virtiofs tags instead.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ def mount_problems(
 ) -> list[Detail]:
     """Return the problems of mounts and links.
 
-    Problems are disks that a guest would not find, file systems that cannot be made, and
-    directories with a property of disks. `tags` are the names of directories, which are mounted by
-    virtiofs. A file system is made on an empty disk only.
+    A guest must be able to find each disk. A file system can be made on an empty disk only. A
+    directory must have no properties of disks. `tags` are the names of the directories, which
+    guests mount by virtiofs.
     """
     if not (mounts := _mounts(volumes)):
         return []
@@ -51,7 +51,7 @@ def mount_problems(
 
 
 def _shared(path: str, mount: Raw) -> Iterator[Detail]:
-    """Yield the properties of a mount or link that a directory cannot have."""
+    """Yield the properties of a mount or link that do not apply to a directory."""
     if ".links[" in path:
         yield Detail(path=f"{path}.volume", message="a directory has no device to link to")
     for name in ("partition", "make_filesystem", "filesystem"):
@@ -65,12 +65,12 @@ def _can_be_made(mount: Raw) -> bool:
 
 
 def _ambiguity(serial: str, others: Sequence[Any], partition: Any) -> str:
-    """Return why cloud-init would not find the disk by its serial number; empty if it would."""
+    """Return why cloud-init may find another disk than the one with `serial`; empty if not."""
     if "." in serial:
         return (
             f"its disk's serial number {serial:.40} has a dot: cloud-init reads a partition in it"
         )
-    # cloud-init tries these suffixes for a partition, and the ones of partition 1 for a whole disk
+    # cloud-init tries these suffixes for a partition, and those of partition 1 for a whole disk
     for suffix in ("", f"{partition}", f"p{partition}"):
         if serial + suffix in others:
             what = f"{serial}{suffix}"

@@ -29,9 +29,9 @@ STAYS: dict[EvictionStrategy, str] = {
 def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
     """Return why a drain or fence does not move a VM; empty if it may leave.
 
-    A VM's disks exist on its node only. A VM that may have written to them stays, unless its spec
-    or `discard` permits the loss. Nothing permits the loss of a volume. A volume of a pool on a
-    server moves with the VM.
+    A VM's own disks exist on its node only. A VM that may have written to them stays, unless its
+    spec or `discard` permits their loss. A VM with a volume on the node always stays. Volumes of
+    pools on a server move with the VM.
     """
     if why := data_stays(record):
         return why
@@ -42,11 +42,11 @@ def eviction_blocked_reason(record: VmRecord, *, discard: bool) -> str:
 
 
 def data_stays(record: VmRecord) -> str:
-    """Return a text on what keeps a VM on its node, such as volumes; empty if nothing does.
+    """Return why a VM must stay on its node, for example because of volumes; empty if it may leave.
 
-    A VM of a node's container runtime runs on that node only. Several nodes reach a volume of a
-    pool on a server, so such a volume keeps no VM on its node. A directory that the guest only
-    reads keeps no VM either, because other nodes may offer the directory.
+    A VM of a node's container runtime runs on that node only. A volume of a pool on a server does
+    not bind its VM, because several nodes reach the volume. A directory that the guest only reads
+    does not bind its VM either, because other nodes may offer the directory.
     """
     if why := bound_to_host(record):
         return why
@@ -61,7 +61,7 @@ def data_stays(record: VmRecord) -> str:
 
 
 def bound_to_host(record: VmRecord) -> str:
-    """Return a text on what keeps a VM on its node besides disks and volumes; empty if nothing."""
+    """Return why a VM is bound to its node by things other than disks and volumes; empty if not."""
     if record.node == node_of(record.owner):
         return (
             f"the container runtime of {record.node} made it for a pod; delete the pod to run it "
@@ -76,12 +76,12 @@ def bound_to_host(record: VmRecord) -> str:
 
 
 def local_volumes(record: VmRecord) -> list[VolumeRef]:
-    """Return the volumes of a VM whose data is on its node only."""
+    """Return the volumes of a VM whose data exists on its node only."""
     return [ref for ref in record.volume_refs.values() if not ABILITIES[ref.kind].shared]
 
 
 def data_loss_reason(record: VmRecord) -> str:
-    """Return a text on the disks that a move would lose, and how to permit that; empty if none."""
+    """Return which disks a move would lose, and how to permit the loss; empty if it loses none."""
     disks = record.spec.local_disks
     if not disks:
         return ""
@@ -93,7 +93,7 @@ def data_loss_reason(record: VmRecord) -> str:
 
 
 def fenced(record: VmRecord, fence: Fence) -> str:
-    """Return a text that says what the fence of a VM's node means for the VM."""
+    """Return a message for users: the VM waits for its fenced node, or starts elsewhere."""
     why = (
         ""
         if record.evacuating
@@ -112,7 +112,8 @@ def fenced(record: VmRecord, fence: Fence) -> str:
 def runs_after(record: VmRecord, status: VmStatus | None) -> bool:
     """Return True if the VM should run on its next node.
 
-    A VM does not run again if it has ended by itself, or if its run strategy is Once.
+    A VM stays off if it has ended by itself. A VM with the run strategy Once starts on one node
+    only.
     """
     return record.spec.run_strategy is not RunStrategy.ONCE and up(record, status)
 
@@ -134,7 +135,7 @@ def evacuating(record: VmRecord, status: VmStatus | None, to: str | None) -> VmR
 
 
 def moved(record: VmRecord, node: str) -> VmRecord:
-    """Return the record for the new node. The higher epoch keeps the old node from acting (I15)."""
+    """Return the record for the new node. Its higher epoch stops the old node (invariant I15)."""
     update = {
         "node": node,
         "epoch": record.epoch + 1,
@@ -145,12 +146,12 @@ def moved(record: VmRecord, node: str) -> VmRecord:
 
 
 def released_by_node(record: VmRecord, status: VmStatus | None) -> bool:
-    """Return True if the node has reported that nothing of this assignment is left."""
+    """Return True if the node has reported that it keeps nothing of the VM's current assignment."""
     return status is not None and status.released and status.epoch >= record.epoch
 
 
 def _needs(record: VmRecord) -> Needs:
-    """Return the pools that a VM's next node needs, for the volumes that move with the VM."""
+    """Return the pools that the VM's next node must have, because volumes move with the VM."""
     return needs_of_shared(record.volume_refs.values())
 
 
@@ -162,19 +163,19 @@ def _placement(record: VmRecord, nodes: Sequence[Candidate]) -> Placement:
 
 
 class EvacuationTargets:
-    """Finds targets for evacuated VMs. Each found target counts as allocated for the next VM."""
+    """Finds targets for evacuated VMs. Each placed VM counts when the next VM is placed."""
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
         self._nodes = {candidate.record.node: candidate for candidate in candidates}
         self._hopeless: dict[tuple[object, ...], str] = {}
-        """Demands that no node can take, with the reason. In this object, free capacity only
-        shrinks, so a similar VM gets the same answer."""
+        """Demands that no node can take, with the reason. Free capacity only shrinks while this
+        object exists, so a later VM with the same demand gets the same reason."""
 
     def find(self, record: VmRecord, *, home: bool = False) -> tuple[str, str]:
-        """Return a target node and "", or "" and the reason why there is none.
+        """Return a target node and "", or "" and the reason why no node can take the VM.
 
-        With `home`, the VM's own node is the last choice. A VM with a requested target gets only
-        the target, or with `home` its own node.
+        With `home`, the VM's own node is the last choice. If the VM has a requested target, no
+        node except that target (and with `home` its own node) is tried.
         """
         goal = (record.node, record.evacuation_target, home, _needs(record))
         like = (
@@ -208,10 +209,10 @@ class EvacuationTargets:
         return "", "no node can take it: " + (why or "there is no other")
 
     def open(self, node: str) -> bool:
-        """Return True for a node that is known and takes VMs."""
+        """Return True if the node is known, is not cordoned, and is not silent."""
         there = self._nodes.get(node)
         return there is not None and not there.cordoned and not there.silent
 
     def keep(self, node: str, record: VmRecord) -> None:
-        """Count the VM as allocated on `node`, where it will start."""
+        """Count a VM as allocated on the node where it will start."""
         self._nodes[node] = with_vm(self._nodes[node], record)

@@ -43,11 +43,12 @@ from virtbus.schemas.vm import NameClaim, VmRecord
 from virtbus.schemas.vm_status import VmStatus, VmView
 
 PROOF_FRESH_S = 5.0
-"""If the last lease renewal is older than this, the bus may be unreachable: no silence counts."""
+"""A lease renewal proves for this time that the bus is reachable. Without such a proof, the silence
+of nodes does not grow."""
 SILENT_FRESH_S = 0.25
-"""Silence is cached for 250 ms; recomputing it for 200 nodes costs 2 ms per create."""
+"""The list of silent nodes is computed every 250 ms, because for 200 nodes it takes 2 ms."""
 GONE_KEPT = 20_000
-"""Number of deleted VMs that a resumed watch can still report."""
+"""Number of deleted VMs that are remembered, because a resumed watch can still report them."""
 REASON_FRESH_S = 1.0
 REASONS_KEPT = 1000
 OPEN = NodeSpec(node=UNPLACED), 0
@@ -55,16 +56,17 @@ OPEN = NodeSpec(node=UNPLACED), 0
 
 @dataclass
 class Fleet:
-    """All cached state. `revision` and `status_revision` are the highest seen since the last lists.
+    """The cached state of the fleet, with the logic that processes the messages of watches.
 
-    Statuses are by node and uid. A node may write anything below its own prefix, so its status of a
-    VM counts only while the VM's record is on that node.
+    `revision` and `status_revision` are the highest revisions since the last complete lists.
+    Statuses are by node and uid. A node may write any status below its own prefix. So a status of
+    a VM counts only while the VM's record is on the node that wrote it.
     """
 
     vcpus_per_cpu: float = CPU_OVERCOMMIT
     """Overcommit factor of a node's shared CPUs."""
     vms: dict[str, StoredVm] = field(default_factory=dict)
-    """VMs by uid. Only `apply` and `drop_vm` write it, so that `names` and `promises` match it."""
+    """VMs by uid. Only `apply` and `drop_vm` write `vms`, so that `names` and `promises` match."""
     promises: Allocations = field(default_factory=Allocations)
     statuses: dict[tuple[str, str], tuple[VmStatus, int]] = field(default_factory=dict)
     holding: UnrecordedVms = field(default_factory=UnrecordedVms)
@@ -86,28 +88,28 @@ class Fleet:
     unplaced: dict[str, None] = field(default_factory=dict)
     """Uids of VMs without a node."""
     refused: dict[str, None] = field(default_factory=dict)
-    """Uids of VMs that a node refused; the VM's status says if that is still true."""
+    """Uids of VMs that a node has refused. The VM's status says if the refusal is still true."""
     moving: dict[str, int] = field(default_factory=dict)
-    """By uid: the revision of a purge that begins a move. The put on the new node will follow."""
+    """By uid: the revision of a purge that begins a move. The record on the new node follows."""
     gone: dict[str, int] = field(default_factory=dict)
-    """By uid of a deleted VM: the revision of the purge."""
+    """Deleted VMs: by uid, the revision of the purge."""
     forgotten_revision: int = 0
-    """Deletes up to this revision may be missing in `gone`."""
+    """The highest revision of a delete that was dropped from `gone`."""
     revision: int = 0
     status_revision: int = 0
     quiet_since_s: float = 0.0
-    """The loop's time when the bus last became reachable. Silence counts from then on."""
+    """The loop's time when the bus last became reachable. Earlier silence does not count."""
     proved_s: float = math.inf
     """The loop's time of the last known lease renewal. See PROOF_FRESH_S."""
     damaged: Damaged = field(default_factory=Damaged)
     own_writes: OwnWrites = field(default_factory=OwnWrites)
     braked: bool = False
-    """Too many nodes are silent together, so no action is taken."""
+    """True while too many nodes are silent together: the controller then acts on none of them."""
     _candidates: dict[str, Candidate] = field(default_factory=dict)
-    """By node: cached candidates. A candidate is removed when its node or its VMs change."""
+    """By node: cached candidates. A change of a node or its VMs removes the node's candidate."""
     _domains: EqualDomains = field(default_factory=EqualDomains)
     _silent_s: float = -math.inf
-    """The time of the last computation of silent nodes."""
+    """The loop's time at which silent nodes were last computed."""
     _reasons: dict[Wait, tuple[float, str]] = field(default_factory=dict)
 
     # --- input from watches --------------------------------------------------------------------
@@ -116,7 +118,7 @@ class Fleet:
         self.revision = max(self.revision, revision)
         held = self.vms.get(key.rpartition(".")[2])
         if held is not None and held.revision >= revision:
-            return None  # our own write, already applied: needs no decoding
+            return None  # our own write, which `apply` has processed
         if (tokens := key.split("."))[-1] == subjects.JOIN_KEY:
             self.hosts.joined.add(tokens[2])
         message = self.own_writes.record_of(key, value) or read_vm_key(key, value)
@@ -133,7 +135,7 @@ class Fleet:
         return message.uid if self.apply(StoredVm(message, revision)) else None
 
     def apply(self, held: StoredVm) -> bool:
-        """Process a record; return False if it is not newer (the echo of our own write)."""
+        """Process a record; return False if a record of this or a higher revision is known."""
         record, known = held.record, self.vms.get(held.record.uid)
         if known is not None and known.revision >= held.revision:
             return False
@@ -172,14 +174,14 @@ class Fleet:
         uid = tokens[3]
         held = self.vms.get(uid)
         if held is not None and (held.revision > revision or held.record.node != tokens[2]):
-            return None  # a move: its put was processed already
+            return None  # the purge of a move whose new record was processed already
         if held is not None and not held.record.deleting:
-            self.moving[uid] = revision  # the put of this move will follow
+            self.moving[uid] = revision  # the new record of this move follows
             return None
         return self.drop_vm(uid, revision)
 
     def drop_moved(self, uid: str, revision: int) -> str | None:
-        """Forget a VM whose record was purged at `revision` and was not put again."""
+        """Forget a VM if its record was purged at `revision` and no record has followed."""
         return self.drop_vm(uid, revision) if self.moving.get(uid) == revision else None
 
     def drop_vm(self, uid: str, revision: int) -> str | None:
@@ -209,7 +211,7 @@ class Fleet:
             self._candidates.pop(node_spec.node, None)
 
     def put_status(self, key: str, value: bytes, revision: int) -> str:
-        """Process one status; return its uid. Raise VirtbusError if `key` is wrong (BUS-04)."""
+        """Process a status; return its VM's uid. Raise VirtbusError for a wrong key (BUS-04)."""
         self.status_revision = max(self.status_revision, revision)
         status = read_stored(VmStatus, key, value)
         refuse_foreign(key, is_id(status.node) and subjects.vm_status(status.node, status.uid))
@@ -235,7 +237,7 @@ class Fleet:
         self._candidates.pop(self.images.purge(key), None)
 
     def put_node(self, key: str, value: bytes, now_s: float, now_ns: int) -> str:
-        """Process a heartbeat; return its node. Raise VirtbusError if `key` is wrong."""
+        """Process a heartbeat; return its node. Raise VirtbusError if the key is wrong."""
         record = as_stored(NodeRecord, plain := plain_stored(key, value))
         refuse_foreign(key, is_id(record.node) and subjects.node_record(record.node))
         skew_s = (record.time_ns - now_ns) / 1e9 if record.time_ns else 0.0
@@ -246,31 +248,30 @@ class Fleet:
         return record.node
 
     def offer(self, node: str) -> None:
-        """Limit a node's last heartbeat to its approved values again."""
+        """Limit a node's last heartbeat to the values that are approved now."""
         if seen := self.nodes.get(node):
             record, plain = self.hosts.offered(node)
             self.nodes[node] = seen._replace(record=record, kind=kind_of(plain))
         self._candidates.pop(node, None)
 
     def drop_node(self, node: str) -> None:
-        """Forget a node on request. If it is online, its next heartbeat adds it again."""
+        """Forget a node because a user asked for it. The next heartbeat adds the node again."""
         self.hosts.joined.discard(node)
         self.nodes.pop(node, None)
 
     def forget_left(self, now_s: float) -> None:
-        """Forget nodes that left some time ago: their heartbeat keys expire without a message."""
+        """Forget nodes that left some time ago. Their heartbeat keys expire without a message."""
         for node in [n for n, seen in self.nodes.items() if now_s - seen.heard_s > LEFT_FOR_S]:
             self.forget_node(node)
 
     def forget_node(self, node: str) -> None:
-        """Process the end of a heartbeat: forget a node that left and has no VMs or join record."""
+        """Process the end of a heartbeat: forget a node that left, without VMs and join record."""
         seen = self.nodes.get(node)
         kept = node in self.hosts.joined or node in self.promises.on
         if seen and seen.record.state is NodeState.LEFT and not kept:
             del self.nodes[node]
 
     def node_spec_of(self, node: str) -> NodeSpec:
-        """Return the desired state of a node."""
         return self.node_specs[node][0] if node in self.node_specs else NodeSpec(node=node)
 
     # --- answers --------------------------------------------------------------------------
@@ -282,7 +283,7 @@ class Fleet:
         return max(until_s - max(heard_s, self.quiet_since_s), 0.0)
 
     def node_state(self, node: str, now_s: float) -> NodeState:
-        """Return the node's state; the pseudo node of unplaced VMs is always ready."""
+        """Return the node's state; `_`, the pseudo node of unplaced VMs, is always ready."""
         if node == UNPLACED:
             return NodeState.READY
         seen = self.nodes.get(node)
@@ -301,7 +302,7 @@ class Fleet:
     def may_be_off(self, node: str, now_s: float) -> bool:
         """Return True if the node may be off: it is silent, or reported that it left.
 
-        The brake is ignored: a person may declare many nodes off.
+        The brake does not matter here, because a person may declare many nodes off.
         """
         seen = self.nodes.get(node)
         left = seen is not None and seen.record.state is NodeState.LEFT
@@ -312,7 +313,6 @@ class Fleet:
         return sorted({*self.nodes, *self.hosts.joined, *self.promises.on} - {UNPLACED})
 
     def has_node(self, node: str) -> bool:
-        """Return True for a node of `known_nodes`."""
         return node in self.nodes or node in self.hosts.joined or node in self.promises.on
 
     def alarms(self) -> tuple[str, ...]:
@@ -329,11 +329,10 @@ class Fleet:
         return brake([seen.heard_s if seen else 0.0 for seen in silent], len(there))
 
     def status_of(self, record: VmRecord) -> tuple[VmStatus, int] | None:
-        """Return the last status by the record's own node, and its revision."""
+        """Return the status that the record's own node wrote last, and its revision."""
         return self.statuses.get((record.node, record.uid))
 
     def last_status(self, record: VmRecord) -> VmStatus | None:
-        """Return the last status by the record's own node."""
         return self.statuses.get((record.node, record.uid), (None, 0))[0]
 
     def show(self, uid: str, now_s: float) -> VmView | None:
@@ -363,7 +362,7 @@ class Fleet:
         return reason[1]
 
     def unheard_nodes(self) -> list[str]:
-        """Return nodes that have VMs and sent no heartbeat: their capacity is unknown."""
+        """Return nodes with VMs and without a heartbeat, so that their capacity is unknown."""
         return sorted(self.promises.on.keys() - self.nodes.keys() - {UNPLACED})
 
     def candidates(self, now_s: float) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""Caches the claimed addresses of each network, and its released ones in order of release."""
+"""Caches the claimed and the released addresses of each network."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -6,13 +6,13 @@ from types import MappingProxyType
 from virtbus.schemas.subjects import ADDRESS_KEYS, claimed_address
 
 FREED_KEPT = 20_000
-"""Number of released addresses that are kept for a network. Addresses that were released earlier
-count as unused."""
+"""Number of released addresses that are kept for a network. An address whose release is older
+counts as never used."""
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 
 class GivenAddresses:
-    """The addresses by network, as a watch delivers their claims.
+    """The addresses by network, from the claims that a watch delivers.
 
     The cache may lag. So it only proposes an address, and the claim on the bus decides.
     """
@@ -20,11 +20,11 @@ class GivenAddresses:
     def __init__(self) -> None:
         self._taken: dict[str, set[str]] = {}
         self._freed: dict[str, dict[str, int]] = {}
-        """By network: the released addresses with the revisions of their purge markers."""
+        """By network: the released addresses in order of release, with the purge's revision."""
 
     # --- input ----------------------------------------------------------------------------
     def put(self, key: str) -> None:
-        """Process a claim. This method and `purge` ignore claims of names."""
+        """Process a claim of an address; ignore a claim of a name."""
         if not key.startswith(ADDRESS_KEYS):
             return
         network, address = claimed_address(key)
@@ -32,7 +32,7 @@ class GivenAddresses:
         self._taken.setdefault(network, set()).add(address)
 
     def purge(self, key: str, revision: int) -> None:
-        """Process the purge marker of a claim."""
+        """Process the purge marker of an address's claim; ignore one of a name's claim."""
         if not key.startswith(ADDRESS_KEYS):
             return
         self.forget(key)
@@ -53,11 +53,10 @@ class GivenAddresses:
 
     # --- answers --------------------------------------------------------------------------
     def taken(self, network: str) -> Collection[str]:
-        """Return the addresses of a network that somebody has."""
         return self._taken.get(network, frozenset())
 
     def freed(self, network: str) -> Mapping[str, int]:
-        """Return the released addresses of a network, with the revisions of their releases."""
+        """Return the released addresses in order of release, with the revisions of the purges."""
         return self._freed.get(network, _NONE)
 
     def count(self, namespace: str | None = None) -> int:

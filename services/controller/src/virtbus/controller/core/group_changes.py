@@ -1,4 +1,4 @@
-"""Decides about creates and changes of security groups, and shows them (ADR 0069)."""
+"""Decides about creates and changes of security groups, and makes their API views (ADR 0069)."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ MEMBERS_SHOWN = 8
 def create_step(
     there: SecurityGroupRecord | None, ended: str, wanted: SecurityGroupRecord
 ) -> CreateStep:
-    """Return the next step of a create; raises VirtbusError as `named_creates.create_step`."""
+    """Return the next step of a create; raise VirtbusError as `named_creates.create_step` does."""
     paths: Sequence[str] = ()
     if there is not None:
         before, after = (one.spec.model_dump(mode="json") for one in (there, wanted))
@@ -30,7 +30,7 @@ def create_step(
 
 
 def updated(held: StoredGroup, want: SecurityGroupUpdate) -> SecurityGroupRecord:
-    """Return the changed group; raises VirtbusError 409 if `want` has another revision."""
+    """Return the changed group; raise VirtbusError 409 if `want` has another revision."""
     record = held.record
     if want.revision is not None and want.revision != held.revision:
         message = (
@@ -47,7 +47,7 @@ def updated(held: StoredGroup, want: SecurityGroupUpdate) -> SecurityGroupRecord
 
 
 def not_found(want: SecurityGroupRef) -> VirtbusError:
-    """Return 404 with the requested name."""
+    """Return the error 404 for the requested name."""
     message = (
         f"there is no security group {want.name} in namespace {want.namespace}; "
         "`virtbus security-group list` shows what there is"
@@ -56,7 +56,7 @@ def not_found(want: SecurityGroupRef) -> VirtbusError:
 
 
 def shown(held: StoredGroup, members: Sequence[str], missing: Sequence[str]) -> SecurityGroupView:
-    """Return the group as the API shows it; `missing` are groups in its rules that do not exist."""
+    """Return the API view of a group; `missing` are groups that its rules name but do not exist."""
     record = held.record
     return SecurityGroupView(
         uid=record.uid,

@@ -1,7 +1,7 @@
 """Decides which security groups a rebuilt bus gets from the copies that hosts have.
 
-A host could invent a group that opens VMs of other hosts, or still have a deleted group. So a
-person, who sees the rules, must accept each copy (ADR 0069).
+A host could invent a group that opens the VMs of other hosts. It could also still have a deleted
+group. So a person must read the rules of each copy and accept it (ADR 0069).
 """
 
 import json
@@ -15,11 +15,11 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.security_group import NodeGroup, SecurityGroupRecord
 
 Known = StoredGroup | None
-"""The group that the bus has."""
+"""The group on the bus; None if the bus lacks it."""
 Accepted = Mapping[tuple[str, str, str], Collection[str]]
 """By node, namespace and name: the digests of the copies that a person has accepted."""
 DIGEST_CHARS = 32
-"""128 bits: a host that makes two copies with one digest needs 2**64 attempts."""
+"""128 bits: an attacker needs 2**64 attempts to make two copies with the same digest."""
 
 
 class GroupAction(StrEnum):
@@ -28,11 +28,11 @@ class GroupAction(StrEnum):
     ADD = "add"
     """The bus has no such group: write the copy."""
     RAISE = "raise"
-    """The bus has an older generation, for example from a backup: write the copy over it."""
+    """The bus has an older generation, for example from a backup: replace it by the copy."""
     UNCONFIRMED = "unconfirmed"
     """Nobody has accepted the copy."""
     CONFLICT = "conflict"
-    """The accepted copies differ or have changed, or the write was refused."""
+    """The accepted copies differ, a copy has changed since, or the write was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class HostedGroup:
 
 
 def digest_of(group: NodeGroup) -> str:
-    """Return the digest of a copy without its peers; equal copies have the same digest."""
+    """Return the digest of a copy without its peers. Equal copies have equal digests."""
     bare = group.model_copy(update={"peers": {}})
     plain = bare.model_dump(mode="json", exclude_defaults=True)
     return sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:DIGEST_CHARS]
@@ -77,11 +77,11 @@ def lost_groups(
     bus: Mapping[tuple[str, str], Known],
     accepted: Accepted,
 ) -> list[HostedGroup]:
-    """Return the steps for groups that hosts have, and the bus lacks or has in an older version.
+    """Return the steps for groups that hosts have, and that the bus lacks or has older.
 
-    `reports` has the groups of each node. `bus` has the bus's group of each name, or None. Names of
-    groups that were deleted on this bus are not in `bus`, and get no step. Copies with an owner are
-    left out, because bridges make their own groups again.
+    `reports` has the groups of each node. `bus` has the group of each name, or None. A group that
+    was deleted on this bus is absent from `bus`, and gets no step. Copies with an owner get no
+    step, because bridges write their own groups again.
     """
     copies: dict[tuple[str, str], list[tuple[NodeGroup, str]]] = {}
     for node, groups in sorted(reports.items()):
@@ -102,7 +102,7 @@ def _is_newer(group: NodeGroup, known: Known) -> bool:
 def _steps(
     copies: Sequence[tuple[NodeGroup, str]], known: Known, accepted: Accepted
 ) -> Iterator[HostedGroup]:
-    """Yield the steps for the copies of one group; equal copies of several nodes have one step."""
+    """Yield the steps for the copies of one group. Equal copies of several nodes share a step."""
     words = {node: accepted.get((node, group.namespace, group.name)) for group, node in copies}
     sure = [(group, node) for group, node in copies if digest_of(group) in (words[node] or ())]
     changed = [one for one in copies if words[one[1]] and one not in sure]
@@ -132,7 +132,7 @@ def _option(group: NodeGroup, nodes: Sequence[str]) -> str:
 def _distinct(
     copies: Sequence[tuple[NodeGroup, str]],
 ) -> Iterator[tuple[NodeGroup, tuple[str, ...]]]:
-    """Yield each different copy with its nodes."""
+    """Yield each distinct copy with the nodes that have it."""
     left = list(copies)
     while left:
         first = left[0][0]
@@ -141,7 +141,7 @@ def _distinct(
 
 
 def rebuilt(group: NodeGroup, known: Known, now_ns: int) -> SecurityGroupRecord:
-    """Return the record of a copy. The labels of the group are lost unless the bus has them."""
+    """Return the record made of a copy. A copy has no labels, so only a known record keeps them."""
     if known is not None:
         update = {"spec": group.spec, "generation": group.generation}
         return known.record.model_copy(update=update)

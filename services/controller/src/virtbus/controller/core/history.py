@@ -1,4 +1,4 @@
-"""Makes pages of stored events for the API, of bounded size."""
+"""Makes pages of stored events for the API; each page has a limited size."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ SPAN = f".{EventKind.SPAN}"
 
 
 class Stored(Protocol):
-    """A message of the stream of events."""
+    """A message of the event stream."""
 
     @property
     def subject(self) -> str: ...
@@ -26,9 +26,9 @@ class Stored(Protocol):
 
 
 def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool) -> Plain:
-    """Return an EventPage as plain data, with as many of the events as fit in one answer.
+    """Return an EventPage as plain data, with as many events as fit in one answer.
 
-    `more` is True if the stream has further events after `stored`. A repeated event is shown once.
+    `more` is True if the stream has events after `stored`. A repeated event appears once.
     """
     items: list[Plain] = []
     left_bytes, last = PAGE_BYTES, want.after
@@ -51,10 +51,10 @@ def page(stored: Sequence[Stored], want: EventList, *, more: bool, as_json: bool
 
 
 def _read(message: Stored) -> tuple[tuple[str, str], list[EventItem]]:
-    """Return a message's identity (subject and id), and its events.
+    """Return a message's identity, which is its subject and id, and its events.
 
-    Messages with the same identity are the same event. The subject contains the node, so no node
-    can replace another node's event. A message may have several spans.
+    Messages with the same identity repeat one event. The subject contains the node, so a node
+    cannot hide another node's event. A message may contain several spans.
     """
     unread = (message.subject, str(message.sequence))
     try:

@@ -1,4 +1,4 @@
-"""Caches the host of each node: its identity and capacity, its join, and refused agents."""
+"""Caches, by node, the host's identity and capacity, the join, and refused agents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from virtbus.schemas.subjects import JOIN_KEY
 from virtbus.schemas.wire import read
 
 RIVAL_FRESH_S = 20.0
-"""Time after which a silent refused agent is forgotten. It repeats its message every 5 s."""
+"""A refused agent that is silent for this time is forgotten. It repeats its message every 5 s."""
 RIVALS_KEPT = 8
-"""Limit of refused agents for one node, because many hosts may have the node's credentials."""
+"""Limit of refused agents for one node: many hosts may have copies of the node's credentials."""
 
 
 class Rival(NamedTuple):
@@ -28,12 +28,12 @@ class Rival(NamedTuple):
 
 @dataclass
 class Hosts:
-    """The hosts of nodes, from the keys `_join`, `_host` and `_rival` and from heartbeats."""
+    """The hosts of nodes, from heartbeats and the keys `_join`, `_host` and `_rival`."""
 
     records: dict[str, tuple[HostRecord | None, int]] = field(default_factory=dict)
-    """By node: the record, None if it was purged, and the key's revision."""
+    """By node: the record (None if it was purged), and the key's revision."""
     joined: set[str] = field(default_factory=set)
-    """Nodes with a join record. Each is a host of the fleet until `node forget`, also while off."""
+    """Nodes with a join record. They belong to the fleet until `node forget`, even while off."""
     reported: dict[str, tuple[NodeRecord, Mapping[str, Any]]] = field(default_factory=dict)
     """By node: the last heartbeat as reported, as a model and as plain data."""
     rivals: dict[str, dict[str, Rival]] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class Hosts:
         return record.node
 
     def took(self, node: str, record: HostRecord | None, revision: int) -> None:
-        """Store a host record, unless this or a newer revision is known."""
+        """Store a host record, unless the same or a higher revision is known."""
         if self.revision(node) < revision:
             self.records[node] = (record, revision)
 
     def forget(self, key: str) -> str:
-        """Forget a value of `_join` or `_host` that the bus no longer has; return the node."""
+        """Process the end of a `_join` or `_host` key; return its node."""
         node, kind = key.split(".")[2:4]
         if kind == JOIN_KEY:
             self.joined.discard(node)
@@ -81,7 +81,7 @@ class Hosts:
             del there[next(iter(there))]
 
     def forget_old(self, now_s: float) -> None:
-        """Forget refused agents that are silent."""
+        """Forget the refused agents that have become silent."""
         for node, there in list(self.rivals.items()):
             for name in [n for n, one in there.items() if now_s - one.heard_s > RIVAL_FRESH_S]:
                 del there[name]
@@ -89,11 +89,11 @@ class Hosts:
                 del self.rivals[node]
 
     def waiting(self, node: str) -> tuple[Instance, ...]:
-        """Return the agents that were refused recently."""
+        """Return the agents that were refused and have not become silent."""
         return tuple(one.instance for one in self.rivals.get(node, {}).values())
 
     def offered(self, node: str) -> tuple[NodeRecord, Mapping[str, Any]]:
-        """Return the last heartbeat limited to approved values, as a model and as plain data."""
+        """Return the last heartbeat, limited to approved values, as a model and as plain data."""
         record, plain = self.reported[node]
         may = offered(record, self.record(node))
         return may, plain if may is record else {**plain, "labels": may.labels}

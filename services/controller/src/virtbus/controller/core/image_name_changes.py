@@ -1,4 +1,4 @@
-"""Decides about changes of image names, and shows them (ADR 0046)."""
+"""Decides about changes of image names, and makes their API views (ADR 0046)."""
 
 from virtbus.controller.core.vm_keys import StoredImageName
 from virtbus.schemas.errors import Code, VirtbusError
@@ -7,11 +7,11 @@ from virtbus.schemas.image_name import FLEET, ImageNameRecord
 from virtbus.schemas.image_name_api import ImageNameAsk, ImageNameSet, ImageNameView
 
 ADMINS = frozenset({"", "ctl"})
-"""The accounts, in lower case, that may change the names of the whole fleet."""
+"""The accounts, in lower case, that may change image names of the whole fleet."""
 
 
 def refuse_fleet(want: ImageNameAsk, account: str) -> None:
-    """Raise 403 if the account may not change the names of this namespace."""
+    """Raise 403 if the request is for a name of the whole fleet, and the account is no admin's."""
     if want.namespace == FLEET and account.lower() not in ADMINS:
         message = (
             f"the name {want.name} of the whole fleet needs the credentials admin; use a namespace"
@@ -22,10 +22,10 @@ def refuse_fleet(want: ImageNameAsk, account: str) -> None:
 def changed(
     there: StoredImageName | None, want: ImageNameSet, new: ImageNameRecord
 ) -> ImageNameRecord:
-    """Return the record after a request; `new` is the record for a name that does not exist yet.
+    """Return the record after a request to set a name; `new` is the record of a new name.
 
     Raises:
-        VirtbusError: 409 `stale_revision`: the name has another revision than the request.
+        VirtbusError: 409 `stale_revision`: the request expects another revision of the name.
     """
     revision = there.revision if there is not None else 0
     if want.revision not in {None, revision}:
@@ -48,7 +48,7 @@ def changed(
 
 
 def target_of(record: ImageNameRecord) -> ImageTarget:
-    """Return the present meaning of the name, for the record of a VM."""
+    """Return the present meaning of the name, as the record of a VM or volume keeps it."""
     spec = record.spec
     return ImageTarget(
         url=spec.url,
@@ -61,7 +61,7 @@ def target_of(record: ImageNameRecord) -> ImageTarget:
 
 
 def not_found(want: ImageNameAsk) -> VirtbusError:
-    """Return 404 with the requested name."""
+    """Return the error 404 for the requested name."""
     where = "the whole fleet" if want.namespace == FLEET else f"namespace {want.namespace}"
     message = (
         f"there is no image name {want.name} of {where} on the bus; `virtbus imagename list` shows "
@@ -71,7 +71,7 @@ def not_found(want: ImageNameAsk) -> VirtbusError:
 
 
 def shown(held: StoredImageName) -> ImageNameView:
-    """Return the name as the API shows it."""
+    """Return the API view of an image name."""
     record = held.record
     return ImageNameView(
         uid=record.uid,

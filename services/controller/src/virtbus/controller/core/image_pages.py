@@ -1,4 +1,4 @@
-"""Merges pages of the nodes' images into pages of the fleet's images."""
+"""Merges one page of images from each node into a page of the fleet's images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from virtbus.schemas.node_rpc import HeldImages
 PAGE_BYTES = 256 * 1024
 """Size limit of a page."""
 NAMES_BYTES = 64 * 1024
-"""Size limit of one image's names, over all nodes."""
+"""Size limit of one image's names, which come from all nodes."""
 _IMAGE_BYTES = 256
 
 
@@ -25,8 +25,7 @@ class _Merged:
 def merged(pages: Mapping[str, HeldImages]) -> ImagePage:
     """Return one page of the fleet's images, ordered by digest, from one page of each node.
 
-    The page ends at the lowest `next` of the nodes' pages, because a node may have further images
-    beyond its `next`.
+    A node may have more images after its page's `next`. So the page ends at the lowest `next`.
     """
     horizon = min((page.next for page in pages.values() if page.next), default="")
     found: dict[str, _Merged] = {}

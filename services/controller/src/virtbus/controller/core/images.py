@@ -1,6 +1,6 @@
-"""Caches the images that each node reports, as keys of references and digests, for placement.
+"""Caches the images that each node reports, for placement, and the image names on the bus.
 
-`KnownImages` also has the cache of the image names on the bus.
+A node reports its images as keys, which are made of references and digests.
 """
 
 from hashlib import sha256
@@ -15,7 +15,7 @@ from virtbus.schemas.wire import encode
 
 
 class HasImages(NamedTuple):
-    """The keys of a node's images; `mark` is equal for nodes with the same images."""
+    """The keys of a node's images. `mark` is equal for nodes with the same images."""
 
     keys: frozenset[str] = frozenset()
     mark: bytes = b""
@@ -25,7 +25,7 @@ _NONE = HasImages()
 
 
 class KnownImages:
-    """The last report of each node; `names` are the image names on the bus."""
+    """The last report of each node, and in `names` the image names on the bus."""
 
     def __init__(self) -> None:
         self.names = NamedRecords(
@@ -34,13 +34,13 @@ class KnownImages:
         self._of: dict[str, HasImages] = {}
 
     def of(self, node: str) -> HasImages:
-        """Return the images of a node; none without a report."""
+        """Return the images of a node; empty if it has not reported."""
         return self._of.get(node, _NONE)
 
     def put(self, key: str, value: bytes) -> str:
-        """Store the report at a key `_images`; return its node.
+        """Store the report at a node's key `_images`; return the node.
 
-        Raise VirtbusError if the report does not match its key.
+        Raise VirtbusError if the report does not match the key.
         """
         report = read_stored(NodeImages, key, value)
         refuse_foreign(key, is_id(report.node) and subjects.node_images(report.node))
@@ -49,11 +49,11 @@ class KnownImages:
         return report.node
 
     def purge(self, key: str) -> str:
-        """Forget a node's images; return the node."""
+        """Process the end of a node's report; return the node."""
         node = key.split(".")[2]
         self._of.pop(node, None)
         return node
 
     def known(self) -> set[str]:
-        """Return the keys on the bus of all stored reports."""
+        """Return the bus keys of all stored reports."""
         return {subjects.node_images(node) for node in self._of}

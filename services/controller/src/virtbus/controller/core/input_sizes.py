@@ -1,4 +1,4 @@
-"""Refuses user input that is too large to be stored, and names the largest field."""
+"""Refuses user input that is too large to store, and names its largest field."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,10 +11,10 @@ from virtbus.schemas.wire import encode
 
 KEY_BYTES = 64
 MOST_GROWTH = 4
-"""Upper bound of a record's bytes for each byte of the spec's JSON, and for each character of its
-labels and annotations.
+"""Upper bound of the growth from input to record.
 
-For example, a short query of a URL becomes a long digest.
+It is the number of the record's bytes for each byte of the spec's JSON, or for each character of
+labels and annotations. For example, a short query of a URL becomes a long digest.
 """
 _SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 
@@ -22,10 +22,10 @@ _SEEDS = ("cloud_init_no_cloud", "cloud_init_config_drive")
 def refuse_large(
     record: VmRecord, secrets: VmSecrets | None = None, *, spec_bytes: int = RECORD_ACCEPTED_BYTES
 ) -> None:
-    """Raise 413 if a record or its secret inputs are larger than accepted from users.
+    """Raise 413 if a record or its secret inputs are larger than users may send.
 
     The limit leaves space for data that later writes add. `spec_bytes` is the size of the spec's
-    canonical JSON; with it, a small record need not be encoded to find its size.
+    canonical JSON. With it, a clearly small record need not be encoded.
     """
     resolved = (record.image_targets, record.volume_refs, record.network_targets)
     targets = (one for by_name in resolved for one in by_name.values())
@@ -50,7 +50,7 @@ def refuse_large(
 
 
 def size_estimate(record: VmRecord, spec_bytes: int) -> int:
-    """Return an upper bound of the record's size, without its short fields."""
+    """Return an upper bound of the record's size, without the fields that are always short."""
     chars = sum(len(key) + len(text) for key, text in record.annotations.items())
     chars += sum(len(key) + len(text) for key, text in record.labels.items())
     return MOST_GROWTH * (spec_bytes + chars)
@@ -59,7 +59,7 @@ def size_estimate(record: VmRecord, spec_bytes: int) -> int:
 def largest(value: Any, path: str = "") -> str:
     """Return the path of the field that makes up most of a value.
 
-    The search descends as long as one child has at least half of the size.
+    The search descends while one child has at least half of the size of all children.
     """
     while True:
         sizes = {where: len(encode(one)) for where, one in _children(value, path).items()}
@@ -81,7 +81,7 @@ def _children(value: Any, path: str) -> dict[str, Any]:
 
 
 def _secret_parts(spec: VmSpec, secrets: VmSecrets) -> Iterator[tuple[str, Any]]:
-    """Yield the secrets by their path in a request."""
+    """Yield each secret with its path in the request."""
     if secrets.ignition is not None:
         yield "spec.ignition", secrets.ignition.model_dump(exclude_defaults=True)
     for index, volume in enumerate(spec.volumes):

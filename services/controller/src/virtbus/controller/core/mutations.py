@@ -41,7 +41,7 @@ LIVE = frozenset(
         *("spec.domain.resources", "spec.network_state"),
     }
 )
-"""Fields that take effect at once, while the guest runs."""
+"""Fields that take effect at once, even while the guest runs."""
 
 AT_RESTART = (
     "spec.domain.cpu.",
@@ -67,10 +67,10 @@ OF_A_NIC = re.compile(
     r"(model$|boot_order$|acpi_index$|mtu$|queues$|publish(\.|\[|$)"
     r"|binding$|ports(\.|\[|$)|vm_network_cidr$|vm_ipv6_network_cidr$)"
 )
-"""AT_RESTART, OF_A_DISK and OF_A_NIC are fields that take effect at the guest's next start.
+"""Changes of AT_RESTART, OF_A_DISK and OF_A_NIC take effect at the guest's next start.
 
-Until that start the VM shows RestartRequired. The fields `limits` and `tray` of OF_A_DISK are the
-exceptions: the agent applies them to the running guest.
+Until then the VM shows RestartRequired. The agent applies `limits` and `tray` of OF_A_DISK to the
+running guest.
 """
 OF_A_SIZE = re.compile(r"spec\.volumes\[([0-9]+)\]\.(image\.size|empty_disk\.capacity)$")
 OF_A_MEDIUM = re.compile(r"spec\.volumes\[([0-9]+)\]\.image\.ref$")
@@ -78,11 +78,11 @@ LIVE_OF_A_NIC = re.compile(r"spec\.domain\.devices\.interfaces\[[0-9]+\]\.(state
 """Fields of interfaces that netd and the agent apply to a running guest."""
 
 REQUESTS_KEPT = 4
-"""Number of request ids that a record keeps, to recognise repeated requests."""
+"""Number of request ids that a record keeps. They identify repeated requests."""
 
 
 def changed_paths(before: Any, after: Any, path: str) -> Iterator[str]:
-    """Yield the paths of changed values, as in error details: `spec.volumes[0].image.size`.
+    """Yield the paths of changed values in the form of error details: `spec.volumes[0].image.size`.
 
     If the length of a list changed, only the path of the list is yielded.
     """
@@ -106,12 +106,12 @@ def updated(
 ) -> VmRecord:
     """Return the record with the new spec, labels and annotations (None: unchanged).
 
-    `reseeded` is True if secrets of the VM's first-boot data change, too. `spec` does not contain
-    these secrets.
+    `reseeded` is True if secrets of the first-boot data change. `spec` does not contain these
+    secrets.
 
     Raises:
-        VirtbusError: 400: the devices have problems. 409: the VM is being deleted, or should run
-            with a released network. 422: some fields cannot change; the details name each of them.
+        VirtbusError: 400: the devices have problems. 409: the VM is being deleted, or is powered
+            with a released network. 422: some fields cannot change; the details name them.
     """
     refuse_deleting(record)
     update: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def updated(
 
 
 def _of_spec(record: VmRecord, spec: VmSpec, *, reseeded: bool) -> dict[str, Any]:
-    """Return the changes of a record that a new spec causes; raise VirtbusError as `updated`."""
+    """Return the record fields that a new spec changes; raise VirtbusError as `updated` does."""
     update: dict[str, Any] = {}
     spec = _sealed_as_before(spec, record.spec)
     public, _ = split_secrets(spec, record.uid)
@@ -137,7 +137,7 @@ def _of_spec(record: VmRecord, spec: VmSpec, *, reseeded: bool) -> dict[str, Any
     grown = grown_disks(record.spec, public)
     fixed = [p for p in kept if not (_live(p) or _at_restart(p) or _is_size(p, public, grown))]
     fixed = [path for path in fixed if not _is_medium(path, public)]
-    # where `spec` differs from `public`, it contains a secret; this refuses such a field
+    # a field differs between `public` and `spec` if it has a secret; refuse these fields, too
     fixed += changed_paths(plain, spec.model_dump(mode="json"), "spec")
     if fixed:
         message = "these fields cannot change while the VM exists; delete it and create it again"
@@ -164,37 +164,34 @@ def grown_disks(before: VmSpec, after: VmSpec) -> frozenset[str]:
 
 
 def _size_of(volume: Volume) -> int:
-    """Return the requested size of a VM's own disk in bytes; 0 if no size is requested."""
+    """Return the requested size of a VM's own disk in bytes; 0 without a requested size."""
     if volume.image is not None:
         return volume.image.size or 0
     return volume.empty_disk.capacity if volume.empty_disk is not None else 0
 
 
 def _is_size(path: str, spec: VmSpec, grown: frozenset[str]) -> bool:
-    """Return True for the path of the size of a disk that has grown.
-
-    For a smaller size it returns False, so `_of_spec` refuses the change.
-    """
+    """Return True if the path is the size of a disk that has grown; a disk cannot shrink."""
     found = OF_A_SIZE.match(path)
     return found is not None and spec.volumes[int(found[1])].name in grown
 
 
 def _is_medium(path: str, spec: VmSpec) -> bool:
-    """Return True for the path of the image of a CD-ROM drive whose medium can be changed."""
+    """Return True if the path is the image of a CD-ROM drive, whose medium can be changed."""
     found = OF_A_MEDIUM.match(path)
     drives = {disk.name for disk in spec.domain.devices.disks if is_drive(disk)}
     return found is not None and spec.volumes[int(found[1])].name in drives
 
 
 def with_targets(record: VmRecord, before: VmRecord, found: Mapping[str, ImageTarget]) -> VmRecord:
-    """Return `record`, which an update made from `before`, with the targets of its image names.
+    """Return `record`, an update of `before`, with the targets of its image names.
 
-    `found` has the targets of the new image names. The names of unchanged volumes keep the meaning
-    that they had.
+    `found` has the targets of the new image names. A name that `before` uses keeps its former
+    target.
 
     Raises:
-        VirtbusError: 422 `medium_unpinned`: a new image has no digest, so the node could not
-            distinguish the new medium from the former one.
+        VirtbusError: 422 `medium_unpinned`: a new image has no digest. The node could not tell the
+            new medium from the former one.
     """
     had = {volume.image_ref for volume in before.spec.volumes}
     old, new = set(), []
@@ -222,11 +219,10 @@ def _at_restart(path: str) -> bool:
 
 
 def _sealed_as_before(spec: VmSpec, before: VmSpec) -> VmSpec:
-    """Return the spec with unchanged image references in the sealed form that `before` has.
+    """Return the spec with the sealed references of `before` for the images that do not change.
 
-    A sealed reference has the SHA-256 of its URL's query in place of the query (`sealed_ref`). A
-    volume may repeat its reference of `before` without the query, or with the query itself. The
-    sealed reference then replaces it.
+    A sealed reference has a SHA-256 in place of its URL's query (`sealed_ref`). A request may give
+    the reference of `before` with its query or without any query. Both mean the same image.
     """
     known = {volume.name: volume.image.ref for volume in before.volumes if volume.image is not None}
     volumes = tuple(_sealed_as(volume, known.get(volume.name, "")) for volume in spec.volumes)
@@ -243,7 +239,7 @@ def _sealed_as(volume: Volume, known: str) -> Volume:
 
 
 def _switched(record: VmRecord, spec: VmSpec) -> dict[str, Any]:
-    """Return the changes of the power state that a new run strategy causes."""
+    """Return the fields of the power state that a new run strategy changes."""
     on = starts_by_itself(spec.run_strategy)
     paused = record.paused if on and record.powered else on and starts_paused(spec)
     return _power(record, on=on, paused=paused)
@@ -252,13 +248,11 @@ def _switched(record: VmRecord, spec: VmSpec) -> dict[str, Any]:
 def _power(
     record: VmRecord, *, on: bool, paused: bool, grace_s: int | None = None
 ) -> dict[str, Any]:
-    """Return the changes of a start (`on`) or stop.
+    """Return the fields that a start (`on`) or stop changes; they drop an earlier grace.
 
-    The grace of an earlier request does not apply to this one.
-
-    The record's pause epoch rises, too, if `paused` changes. An agent that was cut off sees only
-    the last of several requests. If a paused VM was stopped and started meanwhile, its guest is
-    still paused. The agent unpauses this guest only if the record has a higher pause epoch.
+    The pause epoch rises if `paused` changes, because an agent that was cut off sees only the last
+    record. Suppose that a paused VM was stopped and started meanwhile: its old guest is still
+    paused. The agent unpauses this guest only for a higher pause epoch.
     """
     pause_epoch = record.pause_epoch + (paused != record.paused)
     epochs = {"power_epoch": record.power_epoch + 1, "pause_epoch": pause_epoch}
@@ -272,7 +266,7 @@ def _live(path: str) -> bool:
 
 
 def starts_paused(spec: VmSpec) -> bool:
-    """Return True for a VM that is paused after a start, unless the request says otherwise."""
+    """Return True if a start leaves the VM paused by default."""
     return spec.start_strategy == "Paused"
 
 
@@ -281,7 +275,7 @@ def powered(
 ) -> VmRecord:
     """Return the record after a start (`on`) or stop, with a higher power epoch.
 
-    With `paused`, the start leaves the guest paused. If `paused` is None, the spec decides.
+    `paused` is True if the start leaves the guest paused. If it is None, the spec decides.
 
     Raises:
         VirtbusError: 409: the VM is being deleted, or should start with a released network.
@@ -293,7 +287,7 @@ def powered(
 
 
 def refuse_released(record: VmRecord) -> VmRecord:
-    """Return the record; raise VirtbusError 409 if it asks for a guest without its network."""
+    """Return the record; raise VirtbusError 409 if it is powered while its network is released."""
     if record.powered and record.spec.network_state is NetworkState.RELEASED:
         message = (
             f"the network of {record.name} is released, so no guest can run; set "
@@ -304,12 +298,12 @@ def refuse_released(record: VmRecord) -> VmRecord:
 
 
 def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
-    """Return the record after a start. The argument `paused` is as for `powered`.
+    """Return the record after a start; `paused` has the meaning that it has for `powered`.
 
-    If the VM is `up` (running or starting), the field `paused` of the record does not change.
+    If the VM is `up` (running or starting), the record's `paused` does not change.
 
     Raises:
-        VirtbusError: 409: the VM is up and not paused, and should start paused. The errors of
+        VirtbusError: 409: the VM is up, and the request wants a paused start. The errors of
             `powered`.
     """
     if up and paused and not record.paused:
@@ -319,7 +313,7 @@ def started(record: VmRecord, *, up: bool, paused: bool | None) -> VmRecord:
 
 
 def restarted(record: VmRecord, *, up: bool, grace_s: int | None) -> VmRecord:
-    """Return the record after a restart; raise VirtbusError 409 if not `up`, or as `powered`."""
+    """Return the record after a restart; raise VirtbusError 409 if down, or as `powered` does."""
     refuse_deleting(record)
     _refuse_down(record, up=up)
     new = powered(record, on=True, grace_s=grace_s)
@@ -327,7 +321,7 @@ def restarted(record: VmRecord, *, up: bool, grace_s: int | None) -> VmRecord:
 
 
 def paused(record: VmRecord, *, up: bool, on: bool) -> VmRecord:
-    """Return the record after pause (`on`) or unpause; raise 409 if not `up`, or being deleted."""
+    """Return the record after a pause (`on`) or unpause; raise 409 if down or being deleted."""
     refuse_deleting(record)
     _refuse_down(record, up=up)
     return record.model_copy(update={"paused": on, "pause_epoch": record.pause_epoch + 1})
@@ -340,19 +334,19 @@ def _refuse_down(record: VmRecord, *, up: bool) -> None:
 
 
 def with_request(record: RecordT, before: RecordT | None, request_id: str) -> RecordT:
-    """Return the record with the request's id; unchanged if equal to `before` (None: no record)."""
+    """Return the record with the request's id; unchanged if it equals `before`, the old record."""
     if record == before or not request_id:
         return record
     return record.model_copy(update={"requests": remembered(record.requests, request_id)})
 
 
 def remembered(requests: tuple[str, ...], request_id: str) -> tuple[str, ...]:
-    """Return the ids of the last requests, with one more."""
+    """Return the ids of the last requests, with the new id."""
     return (*requests, request_id)[-REQUESTS_KEPT:] if request_id else requests
 
 
 def refuse_protected(record: VmRecord) -> None:
-    """Raise 409 if the VM is protected against deletes and restores in place."""
+    """Raise 409 if the spec protects the VM, for example from deletes."""
     if record.spec.protected:
         message = (
             f"{record.name} is protected; `virtbus vm update {record.name} --no-protected "
@@ -362,17 +356,17 @@ def refuse_protected(record: VmRecord) -> None:
 
 
 def deleting(record: VmRecord, grace_s: int | None) -> VmRecord:
-    """Return the record after a delete request; a repeat may only shorten the grace.
+    """Return the record after a delete request. A repeated request may only shorten the grace.
 
     Raises:
-        VirtbusError: 409 `protected`: an update must end the VM's protection first.
+        VirtbusError: 409 `protected`: an update must first end the VM's protection.
     """
     if not record.deleting:
         refuse_protected(record)
     default_s = record.spec.termination_grace_s
     before_s = default_s if record.delete_grace_s is None else record.delete_grace_s
-    # A requested 0 ends the guest in any state; a 0 of the spec does not. So the requested 0 is
-    # stored even if the spec's grace is 0, too.
+    # A requested 0 ends a guest in any state, which a 0 of the spec does not do. So a requested 0
+    # is stored even if the spec's grace is 0, too.
     forced = grace_s == 0 != record.delete_grace_s
     if record.deleting and not forced and (default_s if grace_s is None else grace_s) >= before_s:
         return record

@@ -1,4 +1,4 @@
-"""Decides about the create of a named object whose key is also the claim of its name (ADR 0045)."""
+"""Decides about creates of named objects, whose keys also claim their names (ADR 0045)."""
 
 from enum import Enum
 from typing import Protocol
@@ -7,16 +7,16 @@ from virtbus.schemas.errors import Code, Detail, VirtbusError
 
 
 class CreateStep(Enum):
-    """The next step of a create, by the last message of its key."""
+    """The next step of a create; the last message of the object's key decides it."""
 
     PUT = "put"
-    """The name is free; write at the revision that was read."""
+    """The name is free: write at the revision that was read."""
     SAME = "same"
-    """The object exists, unchanged."""
+    """The object exists as requested: write nothing."""
 
 
 class NamedObject(Protocol):
-    """A record with a name, a namespace, a uid and a mark of its delete."""
+    """A record with a name, a namespace, a uid and a flag for its delete."""
 
     @property
     def uid(self) -> str: ...
@@ -37,8 +37,8 @@ def create_step(
 ) -> CreateStep:
     """Return the next step of a create.
 
-    `there` is the object that has the name. `ended` is the uid in a purge marker, or empty. `kind`
-    is the word for such an object. `differences` are the differences of `there` and `wanted`.
+    `there` is the object that has the name. `ended` is the uid in the key's purge marker, or empty.
+    `kind` is the word for the object in messages. `differences` compares `there` with `wanted`.
 
     Raises:
         VirtbusError: 409: another object has the name, or `there` differs from the request or is
@@ -70,7 +70,7 @@ def refuse_deleting(record: NamedObject, kind: str) -> None:
 
 
 def refuse_other(uid: str | None, record: NamedObject, kind: str) -> None:
-    """Raise 409 if the object of the requested name has another uid than the requested `uid`."""
+    """Raise 409 if the requested `uid` is not the uid of the object with the requested name."""
     if uid is not None and uid != record.uid:
         message = f"{record.name} is the {kind} {record.uid}, not {uid}; leave uid out"
         raise VirtbusError(Code.CONFLICT, "not_its_uid", message)

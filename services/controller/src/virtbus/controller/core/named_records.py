@@ -1,4 +1,4 @@
-"""Caches the records of one kind that have a namespace and a name, as a watch delivers them."""
+"""Caches the records of one kind of named objects, as a watch delivers them."""
 
 from collections import Counter
 from collections.abc import Callable, ItemsView, KeysView
@@ -8,7 +8,7 @@ from virtbus.controller.core.vm_keys import NamedT, Stored
 
 
 class NamedRecords(Generic[NamedT]):
-    """The records by key. The cache may lag, so each decision needs a CAS write or a new read."""
+    """The records by key. The cache may lag, so a decision needs a CAS write or a new read."""
 
     def __init__(
         self, read: Callable[[str, bytes], NamedT], key_of: Callable[[NamedT], str]
@@ -17,28 +17,28 @@ class NamedRecords(Generic[NamedT]):
         self._key_of = key_of
         self._stored: dict[str, Stored[NamedT]] = {}
         self._seen = 0
-        """The highest revision that the watch has delivered since its last list began."""
+        """The highest revision that the watch delivered since its complete list began."""
         self._in_namespace: Counter[str] = Counter()
 
     # --- input ----------------------------------------------------------------------------
     def begin_list(self) -> None:
-        """Forget how far the watch had come: the list that follows may have lower revisions."""
+        """Forget the highest revision, because the next complete list may have lower ones."""
         self._seen = 0
 
     def put(self, key: str, value: bytes, revision: int) -> None:
-        """Process a record from the watch; raises VirtbusError if it cannot be read."""
+        """Process a record from the watch; raise VirtbusError if it cannot be read."""
         self._seen = max(self._seen, revision)
         known = self._stored.get(key)
         if known is None or known.revision < revision:
             self._store(key, Stored(self._read(key, value), revision))
 
     def apply(self, held: Stored[NamedT]) -> None:
-        """Process our own write, unless the watch has delivered it or a later message."""
+        """Process our own write, unless the watch has already reached its revision."""
         if held.revision > self._seen:
             self._store(self._key_of(held.record), held)
 
     def purge(self, key: str, revision: int) -> None:
-        """Process a purge marker that the watch has delivered, or that we have written."""
+        """Process a purge marker, from the watch or our own write."""
         self._seen = max(self._seen, revision)
         known = self._stored.get(key)
         if known is None or known.revision < revision:
@@ -63,7 +63,6 @@ class NamedRecords(Generic[NamedT]):
         return self._stored.items()
 
     def at(self, key: str) -> Stored[NamedT] | None:
-        """Return a record by its key."""
         return self._stored.get(key)
 
     def count(self, namespace: str | None = None) -> int:

@@ -41,7 +41,7 @@ def refuse_unknown(
     *,
     known: Collection[str] = (),
 ) -> None:
-    """Refuse networks that are neither objects, nor offered by a node, nor `known`.
+    """Refuse a network if it is no object, no node offers it, and it is not in `known`.
 
     Raises:
         VirtbusError: 404 `network_unknown`: the details have the fields. 503 `networks_unheard`: no
@@ -75,7 +75,7 @@ def refuse_unknown(
 
 
 def _wanted(spec: VmSpec, targets: Targets) -> dict[str, str]:
-    """Return the networks that a node itself has to offer, by field path, without `default`."""
+    """Return, by field path, the networks that a node itself must offer, without `default`."""
     wanted = {
         f"spec.networks[{index}].network": _offered(network.network, targets)
         for index, network in enumerate(spec.networks)
@@ -84,7 +84,7 @@ def _wanted(spec: VmSpec, targets: Targets) -> dict[str, str]:
 
 
 def _offered(name: str, targets: Targets) -> str:
-    """Return the network that a node itself has to offer; empty if the object needs none."""
+    """Return the network that a node must offer for `name`; empty if its object has no conflist."""
     target = targets.get(name)
     return name if target is None else target.spec.conflist or ""
 

@@ -1,4 +1,4 @@
-"""Decides about creates, changes and deletes of networks, and shows networks (ADR 0055)."""
+"""Decides about creates, changes and deletes of networks, and makes their API views (ADR 0055)."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from virtbus.schemas.wire import invalid
 
 USERS_SHOWN = 8
 POOL = frozenset({"subnet6", "ranges", "excluded", "pool"})
-"""The fields of a pool of addresses, besides its IPv4 subnet."""
+"""The fields of an address pool other than the IPv4 subnet."""
 NAMES = frozenset({"dns", "share_names"})  # fields of kinds whose gateway resolves names
 _OF_NAT = frozenset({"subnet", "gateway", "gateway6", *NAMES, "mtu", *POOL})
 _ON_SEGMENT = _OF_NAT - {"pool", "share_names"}
@@ -43,7 +43,7 @@ _FIELDS = {
     NetworkKind.MACVTAP: _ON_SEGMENT | {"link", "mode"},
     NetworkKind.CNI: frozenset({"conflist", "config", "dns", "mtu"}),
 }
-"""The fields of each kind, besides `kind` and `protected`."""
+"""The fields of each kind, in addition to `kind` and `protected`."""
 _ALL_FIELDS = frozenset[str]().union(*_FIELDS.values())
 _NEEDED = {
     NetworkKind.NAT: "subnet",
@@ -60,8 +60,8 @@ _SUCH_AS = {"conflist": "or spec.config", "link": "such as br-lan, a bridge or i
 def choose_vni(uid: str, networks: Networks) -> int:
     """Return the number of a new overlay: a hash of its uid, or the next free number.
 
-    Two creates at the same moment may choose the same number. A host then takes only the first of
-    the two overlays (`vni_taken`), so no host sends frames of one overlay to guests of the other.
+    Two simultaneous creates may choose the same number. A host then takes only the first of the two
+    overlays (`vni_taken`), so their frames never mix.
     """
     taken = {held.record.vni for held in networks.listed(None)}
     start = int.from_bytes(hashlib.sha256(uid.encode()).digest()[:3], "big")
@@ -71,7 +71,7 @@ def choose_vni(uid: str, networks: Networks) -> int:
 
 
 def create_step(there: NetworkRecord | None, ended: str, wanted: NetworkRecord) -> CreateStep:
-    """Return the next step of a create; raises VirtbusError as `named_creates.create_step`."""
+    """Return the next step of a create; raise VirtbusError as `named_creates.create_step` does."""
     paths: Iterable[str] = ()
     if there is not None:
         before, after = (one.spec.model_dump(mode="json") for one in (there, wanted))
@@ -82,7 +82,7 @@ def create_step(there: NetworkRecord | None, ended: str, wanted: NetworkRecord) 
 
 # --- what users may ask for -------------------------------------------------------------------
 def refuse_spec(name: str, spec: NetworkSpec) -> None:
-    """Raise 400 with each field that is missing or wrong, or that the kind does not have."""
+    """Raise 400 for fields that are missing or wrong, or that the kind of network does not have."""
     found = list(_problems(spec))
     if name == BUILT_IN:
         hint = "choose another: VMs use the built-in network without an object"
@@ -126,10 +126,9 @@ def refuse_client(
 ) -> None:
     """Raise 403 if the account may not make or change this network.
 
-    Hosts have routes to subnets of nat, routed and overlay networks, a conflist runs programs on
-    nodes, and a link leads to an operator's segment. So clients may choose only subnets within
-    `free`, and may give neither a link nor a conflist of their own. If `spec` is None, only the
-    namespace counts.
+    Clients may choose only subnets within `free`, because hosts get routes to them. Clients may not
+    give a link, which leads to an operator's segment, nor a conflist, which runs programs on nodes.
+    If `spec` is None, only the namespace is checked.
     """
     if account.lower() in ADMINS:
         return
@@ -160,9 +159,9 @@ def _admin_only(what: str, way_out: str) -> VirtbusError:
 def refuse_overlap(
     record: NetworkRecord, networks: Networks, nodes: Mapping[str, NodeRecord]
 ) -> None:
-    """Raise 409 with each subnet that overlaps a network, a node's `default` or a host's address.
+    """Raise 409 for subnets that overlap a network, a node's `default` or a host's address.
 
-    For a network on a segment of a LAN, only other networks on that segment count.
+    On a segment of a LAN, only other networks of that segment count.
     """
     found = tuple(
         Detail(path=path, message=f"{subnet} overlaps {other}", hint="choose another subnet")
@@ -184,7 +183,7 @@ def _taken(
     for other, owner in networks.subnets(link):
         if owner.uid != record.uid and overlapping(subnet, other):
             return f"{other} of the network {owner.namespace}/{owner.name}"
-    # on a segment, hosts may have addresses, so only other networks count
+    # hosts may have addresses on a segment, so only other networks count there
     for name, node in sorted(nodes.items() if not link else ()):
         for guest in filter(None, (node.guest_subnet, node.guest_subnet6)):
             if overlapping(subnet, guests := ip_network(guest, strict=False)):
@@ -242,7 +241,7 @@ def kept(record: NetworkRecord, users: Sequence[str]) -> NetworkRecord:
 
 
 def in_use(record: NetworkRecord, users: Sequence[str]) -> VirtbusError:
-    """Return 409 with the VMs that use the network."""
+    """Return the error 409 with the VMs that use the network."""
     details = tuple(Detail(path=f"vm/{user}", message="uses it") for user in users[:USERS_SHOWN])
     message = f"{record.name} is in use: {_use(users)}; delete them first, then repeat"
     return VirtbusError(Code.CONFLICT, "network_in_use", message, details=details)
@@ -258,8 +257,8 @@ def mended(
 ) -> NetworkRecord:
     """Return a record with a delete request, which replaces an unreadable record.
 
-    `known` is the last readable record of the network, if any. Without one, the network gets the
-    requested uid, or `uid`. `users` are the VMs that name the network.
+    `known` is the network's last readable record. If it is None, the network gets the requested
+    uid, or `uid` if the request has none. `users` are the VMs that name the network.
 
     Raises:
         VirtbusError: the errors of `deleting`. 409: `known` has another uid than the requested uid.
@@ -277,9 +276,9 @@ def mended(
 
 
 def restored(target: NetworkTarget, now_ns: int) -> NetworkRecord:
-    """Return the network that a VM's record describes, for a bus that has lost it.
+    """Return the network that a VM's record describes, to replace one that the bus has lost.
 
-    The labels are lost, because a VM's record does not have them.
+    A VM's record has no labels of networks, so the labels are lost.
     """
     return NetworkRecord(
         uid=target.uid,
@@ -294,7 +293,7 @@ def restored(target: NetworkTarget, now_ns: int) -> NetworkRecord:
 
 # --- answers ----------------------------------------------------------------------------------
 def not_found(want: NetworkRef) -> VirtbusError:
-    """Return 404 with the requested name."""
+    """Return the error 404 for the requested name."""
     where = "all namespaces" if want.namespace == EVERYWHERE else f"namespace {want.namespace}"
     message = (
         f"there is no network object {want.name} of {where}; `virtbus network list` shows what "
@@ -306,7 +305,7 @@ def not_found(want: NetworkRef) -> VirtbusError:
 def shown(
     held: StoredNetwork, users: Sequence[str], nodes: Mapping[str, NodeRecord], given: int
 ) -> NetworkObjectView:
-    """Return the network as the API shows it, with `given` claimed addresses."""
+    """Return the API view of a network with `given` claimed addresses."""
     record = held.record
     state = NetworkState.IN_USE if users else NetworkState.READY
     message = f"a delete was reverted: {record.kept_for}" if record.kept_for else ""

@@ -1,4 +1,4 @@
-"""Derives the demands of a VM's networks on the VM's node (ADR 0055)."""
+"""Derives the demands that a VM's networks make on the VM's node (ADR 0055)."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -18,25 +18,25 @@ NO_TARGETS: Targets = MappingProxyType({})
 
 
 class NetworkDemand(NamedTuple):
-    """The needs of a VM's networks; equal for VMs that need the same."""
+    """The demands of a VM's networks. VMs with equal demands have equal values."""
 
     offered: frozenset[str] = frozenset({BUILT_IN})
-    """Networks that the node itself must offer: `default`, and conflists."""
+    """Networks that the node itself must offer: `default`, and conflists by name."""
     nodes: frozenset[str] | None = None
-    """The nodes on which each routed network has a subnet with the VM's static addresses; None: all
-    nodes."""
+    """The nodes on which all routed networks of the VM have subnets with its static addresses;
+    None if the VM has no routed network."""
     plugins: frozenset[str] = frozenset()
-    """CNI plugins that the node has to allow."""
+    """CNI plugins that the node must allow."""
     tunnel: bool = False
-    """True if the node needs an address for the tunnels of overlays."""
+    """True if the node needs an address for overlay tunnels."""
     links: frozenset[tuple[str, str]] = frozenset()
-    """Links that the node has to allow, each with the kind of its network."""
+    """Links that the node must allow, each with the kind of its network."""
     bindings: frozenset[NicBinding] = frozenset()
-    """Bindings for which the node needs a program: `passt`."""
+    """Bindings for which the node needs a program; only `passt`."""
 
 
 def network_demand(spec: VmSpec, targets: Targets) -> NetworkDemand:
-    """Return the needs of the networks of a spec."""
+    """Return the demands of the networks of a spec."""
     offered: set[str] = set()
     nodes: frozenset[str] | None = None
     plugins: set[str] = set()
@@ -72,12 +72,12 @@ def _static(spec: VmSpec, network: str) -> list[Address]:
 
 
 def _has(target: NetworkTarget, node: str, static: list[Address]) -> bool:
-    """Return True if the network has all these addresses on a node."""
+    """Return True if the network has all the static addresses on the node."""
     pools = target.spec.pools(node) if static else []
     return all(any(pool.has(address) for pool in pools) for address in static)
 
 
 @lru_cache(256)
 def _plugins(config: str) -> frozenset[str]:
-    """Return the plugins of a conflist, which was checked at the network's create."""
+    """Return the plugins of a conflist that a network's create has checked."""
     return frozenset(plugin for _, plugin in plugins_in(config))

@@ -1,7 +1,7 @@
 """Refuses a spec that does not fit its networks, before the VM is stored.
 
-At the VM's start, netd checks the same again. Only netd knows the conflists of its node, and checks
-them.
+netd repeats these checks at the VM's start. netd also checks the conflists of its node, which the
+controller does not know.
 """
 
 import json
@@ -68,5 +68,5 @@ def _misfits(nic: Interface, network: str, target: NetworkTarget | None) -> Iter
 
 
 def _other_plugins(spec: NetworkSpec, digest: str) -> bool:
-    """Return True if the object's own conflist has other plugins. A node's conflist is unknown."""
+    """Return True if the object has a conflist of its own with other plugins."""
     return spec.config is not None and plugins_digest(json.loads(spec.config)) != digest

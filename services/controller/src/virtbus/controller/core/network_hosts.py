@@ -1,4 +1,4 @@
-"""Refuses networks that no node of the fleet could have (ADR 0055)."""
+"""Refuses networks that no node of the fleet can have (ADR 0055)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -12,10 +12,10 @@ _NODES_SHOWN = 8
 
 
 def refuse_impossible(spec: NetworkSpec, nodes: Mapping[str, NodeRecord]) -> None:
-    """Raise 422 if no node of the fleet could have the network.
+    """Raise 422 if no node of the fleet can have the network.
 
-    Also raise 422 if a subnet is for an unknown node, or a node cannot carry the MTU. Without known
-    nodes, nothing is refused.
+    Also raise 422 if a subnet is for an unknown node, or a node cannot carry the MTU. If no node is
+    known, every network is accepted.
     """
     if not nodes:
         return
@@ -55,7 +55,7 @@ def _refuse(found: Sequence[Detail]) -> None:
 
 
 def _too_large(spec: NetworkSpec, nodes: Iterable[NodeRecord]) -> Iterator[Detail]:
-    """Yield the reason why a host cannot carry the network's MTU. The lowest limit counts."""
+    """Yield a problem if the MTU exceeds the lowest limit of the hosts."""
     carried = [(mtu, node.node) for node in nodes if (mtu := _carried(spec, node)) is not None]
     if spec.mtu and carried and spec.mtu > min(carried)[0]:
         mtu, node = min(carried)
@@ -65,7 +65,7 @@ def _too_large(spec: NetworkSpec, nodes: Iterable[NodeRecord]) -> Iterator[Detai
 
 
 def _carried(spec: NetworkSpec, node: NodeRecord) -> int | None:
-    """Return the MTU that a node's own network leaves to guests; None if it is not reported."""
+    """Return the MTU that a node's own network leaves to guests; None if unknown."""
     if spec.kind is NetworkKind.OVERLAY:
         return None if node.tunnel is None else node.tunnel.mtu - ENCAPSULATION_BYTES
     has_link = spec.link is not None and node.links.get(spec.link) == spec.kind
@@ -73,7 +73,7 @@ def _carried(spec: NetworkSpec, node: NodeRecord) -> int | None:
 
 
 def _forbidden(config: str, nodes: Iterable[NodeRecord]) -> list[Detail]:
-    """Return the plugins that the most permissive node does not allow."""
+    """Return the forbidden plugins of the node that allows the most of them."""
     wanted = plugins_in(config)
     refused = (
         (node.node, [(path, plugin) for path, plugin in wanted if plugin not in node.cni_plugins])

@@ -26,10 +26,10 @@ def subnet_problems(spec: NetworkSpec) -> Iterator[Detail]:
 
 
 def _of_kind(spec: NetworkSpec) -> Iterator[Detail]:
-    """Yield the problems of a network whose guests are not on a segment of the hosts' LAN.
+    """Yield the problems of a network that is not on a segment of the hosts' LAN.
 
-    Problems are IPv6 subnets without IPv4, public IPv4 subnets, and name servers with IPv6
-    addresses if a gateway resolves names: the gateway asks name servers over IPv4 only.
+    An IPv6 subnet needs an IPv4 subnet, and IPv4 subnets must be private. If the gateway resolves
+    names, name servers must have IPv4 addresses, because the gateway asks over IPv4 only.
     """
     if spec.kind in ON_SEGMENTS:
         return
@@ -72,7 +72,7 @@ def _gateways(spec: NetworkSpec) -> Iterator[Detail]:
 
 
 def _overlaps(spec: NetworkSpec) -> Iterator[Detail]:
-    """Yield a problem for each subnet that overlaps a subnet whose field path sorts earlier."""
+    """Yield each subnet that overlaps another one; only the one whose path sorts later is named."""
     nets = sorted(every_subnet(spec), key=lambda one: one[0])
     for index, (path, subnet) in enumerate(nets):
         for earlier, theirs in nets[:index]:
@@ -82,7 +82,7 @@ def _overlaps(spec: NetworkSpec) -> Iterator[Detail]:
 
 
 def _pool_problems(spec: NetworkSpec) -> Iterator[Detail]:
-    """Yield the problems of a network's ranges and exclusions, each with its field path."""
+    """Yield the problems of address ranges and exclusions, each with its field path."""
     nets = [subnet for _, subnet in every_subnet(spec)]
     yield from _outside("ranges", spec.ranges, nets)
     yield from _outside("excluded", spec.excluded, nets)

@@ -11,7 +11,7 @@ from virtbus.schemas.records import read_network
 from virtbus.schemas.subjects import network_record
 
 _ON_HOSTS = frozenset({NetworkKind.NAT, NetworkKind.ROUTED, NetworkKind.OVERLAY})
-"""Kinds of networks to whose subnets the hosts have routes. So these subnets must not overlap."""
+"""Kinds of networks to whose subnets the hosts have routes. These subnets must not overlap."""
 
 
 class Networks(NamedRecords[NetworkRecord]):
@@ -34,17 +34,16 @@ class Networks(NamedRecords[NetworkRecord]):
 
     # --- answers --------------------------------------------------------------------------
     def get(self, namespace: str, name: str) -> StoredNetwork | None:
-        """Return a network by name."""
         return self.at(network_record(namespace, name))
 
     def delivered(self, revision: int) -> bool:
-        """Return True if the watch has delivered all messages on networks up to this revision."""
+        """Return True if the watch has delivered all messages on networks up to the revision."""
         return self._seen >= revision
 
     def subnets(self, link: str = "") -> Iterator[tuple[Net, NetworkRecord]]:
         """Yield the subnets to which hosts have routes, each with its network.
 
-        With a `link`, which `link_of` returned, yield the subnets of that segment instead.
+        With a `link` from `link_of`, yield the subnets of networks on that segment instead.
         """
         for held in self._stored.values():
             for _, subnet in subnets_of(held.record) if link_of(held.record.spec) == link else ():
@@ -52,18 +51,18 @@ class Networks(NamedRecords[NetworkRecord]):
 
 
 def subnets_of(record: NetworkRecord) -> list[tuple[str, Net]]:
-    """Return a network's subnets, with field paths, if its kind forbids overlaps; otherwise []."""
+    """Return the subnets that must not overlap, with field paths; [] for kinds without such."""
     alone = record.spec.kind in _ON_HOSTS | ON_SEGMENTS
     return list(every_subnet(record.spec)) if alone else []
 
 
 def link_of(spec: NetworkSpec) -> str:
-    """Return a text that identifies the segment of a network; empty for kinds without a segment."""
+    """Return a text that identifies the network's segment; empty for kinds without a segment."""
     return f"{spec.link} {spec.vlan or ''}" if spec.kind in ON_SEGMENTS else ""
 
 
 def every_subnet(spec: NetworkSpec) -> Iterator[tuple[str, Net]]:
-    """Yield the subnets of a network, each after its field path."""
+    """Yield the subnets of a network, each with its field path."""
     if spec.subnet is not None:
         yield "spec.subnet", IPv4Network(spec.subnet)
     if spec.subnet6 is not None:

@@ -1,4 +1,4 @@
-"""Separates added and removed interfaces from other changes, and pairs interfaces with networks."""
+"""Tells added and removed interfaces from other changes, and checks each interface's network."""
 
 from collections import Counter
 from typing import Any
@@ -12,11 +12,11 @@ _NICS, _NETWORKS = "spec.domain.devices.interfaces", "spec.networks"
 
 
 def with_nics_of(before: Plain, after: Plain) -> Plain:
-    """Return `before` with the same interfaces and networks, by name, as `after`.
+    """Return `before` with the interfaces and networks of `after`; names identify them.
 
-    Interfaces and networks that are in both specs have their values of `before`. So a comparison of
-    the result with `after` shows all changes except added and removed interfaces. If the interfaces
-    that stay have another order in `after`, `before` is returned unchanged.
+    Entries that both specs have keep their values of `before`. So a comparison of the result with
+    `after` shows all changes other than added and removed entries. If the common interfaces are in
+    another order, `before` is returned unchanged.
     """
     old = {nic["name"]: nic for nic in _nics(before)}
     new = [nic["name"] for nic in _nics(after)]
@@ -38,10 +38,10 @@ def _nics(spec: Plain) -> list[Plain]:
 
 
 def check_partners(spec: VmSpec) -> None:
-    """Refuse interfaces without a network, networks without an interface, and names used twice.
+    """Refuse interfaces without a network, networks without an interface, and repeated names.
 
     Raises:
-        VirtbusError: 400: the spec has such entries; the details list them.
+        VirtbusError: 400: the details list the refused entries.
     """
     nics = [nic.name for nic in spec.domain.devices.interfaces]
     networks = [network.name for network in spec.networks]

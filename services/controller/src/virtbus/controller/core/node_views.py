@@ -1,4 +1,4 @@
-"""Builds the views of a fleet's nodes that the API shows."""
+"""Builds the API's views of the nodes of the fleet."""
 
 from collections.abc import Iterator
 

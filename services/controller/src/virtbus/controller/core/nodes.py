@@ -1,4 +1,4 @@
-"""Decides the state of a node, by a table, from its last report and the length of its silence."""
+"""Decides a node's state from its last report and the length of its silence."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -7,18 +7,18 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node import NodeRecord, NodeState
 
 SUSPECT_AFTER_S = 10.0
-"""After this silence a node is Suspect: its last report may be outdated. Heartbeats are 4 s
-apart."""
+"""A node is Suspect after this silence, because its last report may be outdated. Heartbeats are
+4 s apart."""
 DOWN_AFTER_S = 25.0
-"""After this silence a node is Down. The time is longer than a leader election of the bus (9 s)
-plus an interval of the heartbeat. Otherwise each election would mark every node down."""
+"""A node is Down after this silence. The time is longer than a leader election of the bus (9 s) and
+a heartbeat interval together. So an election does not mark every node as Down."""
 LEFT_FOR_S = 60.0
-"""A node that left is still shown for this time. Its last heartbeat key lasts equally long."""
+"""A node that left is shown for this time, which is also the lifetime of its heartbeat key."""
 TOGETHER_S = 10.0
-"""Nodes whose last heartbeats arrived within this time of each other fell silent together."""
+"""Nodes fell silent together if their last heartbeats arrived within this time of each other."""
 BRAKE_SHARE = 3
-"""If more than n/BRAKE_SHARE of n nodes (and more than one) fell silent together, the bus or the
-network is assumed to have failed."""
+"""The brake goes on if more than n/BRAKE_SHARE of n nodes, and more than one, fell silent together.
+The bus or the network has then probably failed."""
 
 BRAKE_ALARM = (
     "too many nodes fell silent together: nothing is done about them; look at the bus and the "
@@ -27,7 +27,7 @@ BRAKE_ALARM = (
 
 
 class NodeSeen(NamedTuple):
-    """A node's last report, and its arrival on this process's monotonic clock."""
+    """A node's last report, and the time of its arrival on this process's monotonic clock."""
 
     record: NodeRecord
     heard_s: float
@@ -43,7 +43,7 @@ class NodeSignals(NamedTuple):
     reported: NodeState
     """The state in the node's last heartbeat."""
     silence_s: float
-    """Time without a heartbeat of the node while the bus was reachable."""
+    """Time without a heartbeat from the node, counted while the bus was reachable."""
     draining: bool = False
     braked: bool = False
 
@@ -56,15 +56,15 @@ ROWS: tuple[tuple[NodeState, Callable[[NodeSignals], bool]], ...] = (
     (NodeState.DRAINING, lambda one: one.draining or one.reported is NodeState.DRAINING),
     (NodeState.READY, lambda _: True),
 )
-"""The first matching row decides. While the brake is on, silent nodes stay Suspect, and nothing is
-done about them."""
+"""The first matching row decides. While the brake is on, silent nodes stay Suspect, and the
+controller does not act on them."""
 
 UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DOWN, NodeState.LEFT})
 """States in which the node's agent does not answer requests."""
 
 UNCERTAIN = UNHEARD | {NodeState.RECOVERING}
-"""States in which VMs of the node are shown as Unknown, because their statuses may be outdated
-(I9)."""
+"""States of a node in which its VMs are shown as Unknown, because their statuses may be outdated
+(invariant I9)."""
 
 WHY_UNKNOWN: dict[NodeState, str] = {
     NodeState.SUSPECT: "{node} has not been heard for a while; the guest may still run",
@@ -77,7 +77,7 @@ WHY_UNKNOWN: dict[NodeState, str] = {
 
 
 def node_not_found(node: str) -> VirtbusError:
-    """Return 404 for a node that the fleet does not have."""
+    """Return the error 404 for a node that the fleet does not have."""
     message = f"there is no node {node}; `virtbus node list` shows what there is"
     return VirtbusError(Code.NOT_FOUND, "node_not_found", message)
 
@@ -88,7 +88,7 @@ def state_of(signs: NodeSignals) -> NodeState:
 
 
 def unheard(node: str) -> NodeRecord:
-    """Return a placeholder record for a known node that sent no heartbeat."""
+    """Return a placeholder record for a known node that has sent no heartbeat."""
     return NodeRecord(
         node=node,
         hostname="",
@@ -104,7 +104,7 @@ def unheard(node: str) -> NodeRecord:
 def brake(silent_since_s: Iterable[float], nodes: int) -> bool:
     """Return True if more than max(1, nodes / 3) of the fleet's `nodes` fell silent together.
 
-    `silent_since_s` has the time of the last heartbeat of each silent node.
+    `silent_since_s` has the time of each silent node's last heartbeat.
     """
     since = sorted(silent_since_s)
     together, first = 0, 0

@@ -1,4 +1,4 @@
-"""Decides about moves of volumes of a VM that is off, and computes the VM's record (ADR 0087)."""
+"""Decides about moves of the volumes of a VM that is off, and computes its record (ADR 0087)."""
 
 from collections.abc import Iterable
 
@@ -14,13 +14,13 @@ from virtbus.schemas.volume import VolumeMove, VolumeRecord
 
 STARTED = "its VM was started meanwhile"
 LOSABLE = frozenset({EvictionStrategy.NONE, EvictionStrategy.LIVE_MIGRATE_IF_POSSIBLE})
-"""Eviction strategies with which a VM may move without its own disks, and so lose them."""
+"""Eviction strategies with which a VM may move, and lose the disks of its own."""
 CHANGES = frozenset({"snapshot", "restore", "flatten"})
 """Operations on a VM that replace files of its disks."""
 
 
 def refuse_up(record: VolumeRecord, vm: VmRecord | None, status: VmStatus | None) -> VmRecord:
-    """Return the VM that holds a volume, if the VM's node has confirmed that the VM is off.
+    """Return the VM that holds a volume; the VM's node must have confirmed that the VM is off.
 
     Raises:
         VirtbusError: 409 `detaching`: the volume is being detached. 409 `volume_in_use`: the VM is
@@ -49,11 +49,11 @@ def refuse_up(record: VolumeRecord, vm: VmRecord | None, status: VmStatus | None
 
 
 def refuse_leaving(vm: VmRecord) -> None:
-    """Raise 409 if a VM has to stay on its node for another reason than its volumes.
+    """Raise 409 if something other than a volume keeps the VM on its node.
 
     Raises:
-        VirtbusError: 409 `volumes_stay`: `bound_to_host` gives a reason. 409 `local_disks`: the VM
-            has disks of its own, and its eviction strategy does not let it lose them.
+        VirtbusError: 409 `volumes_stay`: `bound_to_host` gives the reason. 409 `local_disks`: the
+            VM has disks of its own, and its eviction strategy does not permit their loss.
     """
     if why := bound_to_host(vm):
         raise VirtbusError(Code.CONFLICT, "volumes_stay", f"{vm.name} stays: {why}")
@@ -81,7 +81,7 @@ def refuse_moving(vm: VmRecord, volumes: Iterable[VolumeRecord]) -> None:
 
 
 def refuse_changing(vm: VmRecord, operations: Iterable[StoredOperation]) -> None:
-    """Raise 409 `operation_open` while an open operation replaces files of the VM's disks."""
+    """Raise 409 `operation_open` if an open operation replaces files of the VM's disks."""
     for one in changing(operations):
         message = (
             f"the {one.record.kind} {one.record.id} of {vm.name} has not ended; "
@@ -91,14 +91,14 @@ def refuse_changing(vm: VmRecord, operations: Iterable[StoredOperation]) -> None
 
 
 def changing(operations: Iterable[StoredOperation]) -> list[StoredOperation]:
-    """Return those of a VM's `operations` that replace files of the VM's disks."""
+    """Return the operations that replace files of the VM's disks."""
     return [one for one in operations if one.record.kind in CHANGES]
 
 
 def stays_behind(there: VolumeRecord | None, move: VolumeMove, vm: VmRecord) -> str:
     """Return why the volume `there` cannot follow the VM to the target of `move`; empty if it can.
 
-    A VM moves to another node with all of its volumes, or it stays.
+    A VM moves with all of its volumes, or not at all.
     """
     if there is None or there.holder != vm.uid:
         return f"{vm.name} has a volume that it does not hold"
@@ -109,7 +109,7 @@ def stays_behind(there: VolumeRecord | None, move: VolumeMove, vm: VmRecord) -> 
 
 
 def with_moved(vm: VmRecord, volumes: Iterable[VolumeRecord]) -> VmRecord:
-    """Return the VM's record with the new places of the moved `volumes`."""
+    """Return the VM's record with the present nodes and pools of the moved `volumes`."""
     new = {ref.folder: ref for ref in map(ref_of, volumes)}
     refs = {name: new.get(ref.folder, ref) for name, ref in vm.volume_refs.items()}
     return vm.model_copy(update={"volume_refs": refs, "generation": vm.generation + 1})

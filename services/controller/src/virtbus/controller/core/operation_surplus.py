@@ -1,4 +1,4 @@
-"""Finds the ended operations that may be removed (ADR 0048)."""
+"""Finds ended operations that may be removed (ADR 0048)."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from virtbus.schemas.operation import OperationRecord
 from virtbus.schemas.volume import FillState
 
 KEPT_NS = 60 * 10**9
-"""An operation stays for this time after its end, so that waiting clients see the result."""
+"""An ended operation stays for this time, so that waiting clients see its result."""
 
 
 def needed(fleet: Fleet) -> Callable[[OperationRecord], bool]:
-    """Return a function that returns True if another object still waits for an operation."""
+    """Return a function that is True for an operation that another object waits for."""
     schedules = (held.record for held in fleet.operations.schedules.listed(None))
     of_schedules = {id_ for one in schedules for id_ in (one.run, one.backup)}
     return lambda record: record.id in of_schedules or _is_needed(record, fleet)
@@ -23,9 +23,9 @@ def needed(fleet: Fleet) -> Callable[[OperationRecord], bool]:
 def surplus(fleet: Fleet, quota: Quota, now_ns: int) -> list[StoredOperation]:
     """Return the operations to remove, so that the number of operations is within the quota.
 
-    Open operations count. The operations that ended first come first. Only operations that ended at
-    least KEPT_NS ago are returned, and only if no other object waits for them. So the number may
-    stay above the quota.
+    Open operations count, too, but are never returned. An ended operation is returned if it ended
+    at least KEPT_NS ago, and no other object waits for it. The operations that ended first are
+    returned first. The number may stay above the quota.
     """
     operations = fleet.operations
     known = [(held, operations.status_of(held.record).status) for held in operations.all()]
@@ -48,7 +48,7 @@ def surplus(fleet: Fleet, quota: Quota, now_ns: int) -> list[StoredOperation]:
 def _is_needed(record: OperationRecord, fleet: Fleet) -> bool:
     """Return True if the operation's snapshot lacks data, or its volume is being filled or moved.
 
-    Only a fill by this operation counts.
+    A fill by another operation does not count.
     """
     if record.snapshot is not None:
         snapshot = fleet.volumes.snapshots.get(record.snapshot.namespace, record.snapshot.name)

@@ -1,6 +1,6 @@
 """Caches the operations of the fleet and their statuses, as watches deliver them (ADR 0048).
 
-`Operations.schedules` caches the backup schedules, which begin operations.
+`Operations.schedules` caches the backup schedules, which start operations.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ StoredOperation = Stored[OperationRecord]
 
 
 class StoredStatus(NamedTuple):
-    """The status of an operation, and the revision of its key; 0 if no status is stored yet."""
+    """The status of an operation, and the revision of its key; 0 if the bus has no status."""
 
     status: OperationStatus
     revision: int
@@ -34,16 +34,16 @@ class Operations:
         self._keys: dict[str, str] = {}
         """By id: the key of the operation."""
         self._open: dict[str, str] = {}
-        """The namespaces of the operations that have not ended, by key."""
+        """The namespaces of open operations, by key."""
         self._open_in: Counter[str] = Counter()
         self._of: dict[str, set[str]] = {}
         """By uid of a VM or volume: the keys of its operations."""
         self._seen = 0
-        """The highest revision that the watch has delivered since its last list began."""
+        """The highest revision that the watch delivered since its complete list began."""
 
     # --- input ----------------------------------------------------------------------------
     def begin_list(self) -> None:
-        """Forget the highest revision seen, because the next list may have lower revisions."""
+        """Forget the highest revision, because the next complete list may have lower ones."""
         self._seen = 0
 
     def put(self, key: str, value: bytes, revision: int) -> None:
@@ -61,7 +61,7 @@ class Operations:
         self._store(key, StoredOperation(read_operation(key, value), revision))
 
     def apply(self, held: StoredOperation) -> None:
-        """Store this controller's own write, unless the watch has delivered that revision."""
+        """Store our own write, unless the watch has already reached its revision."""
         if held.revision > self._seen:
             self._store(operation_record(held.record.node, held.record.id), held)
 
@@ -72,7 +72,7 @@ class Operations:
         self._count(key)
 
     def _count(self, key: str) -> None:
-        """Update the counts of open operations after a change of one operation or its status."""
+        """Update the counts of open operations after a change of an operation or its status."""
         before = self._open.pop(key, None)
         if before is not None:
             self._open_in[before] -= 1
@@ -102,16 +102,15 @@ class Operations:
         return set(self._statuses)
 
     def of_id(self, id_: str) -> StoredOperation | None:
-        """Return an operation by its id."""
         return self._stored.get(self._keys.get(id_, ""))
 
     def status_of(self, record: OperationRecord) -> StoredStatus:
-        """Return the last status of an operation; one with revision 0 if none is stored."""
+        """Return the last status of an operation; with revision 0 if the bus has none."""
         none = StoredStatus(OperationStatus(id=record.id, node=record.node), 0)
         return self._statuses.get(operation_status(record.node, record.id), none)
 
     def statuses(self) -> list[StoredStatus]:
-        """Return all statuses, also those whose operation was removed."""
+        """Return all statuses, including those of removed operations."""
         return list(self._statuses.values())
 
     def count(self, namespace: str | None = None) -> int:
@@ -119,12 +118,11 @@ class Operations:
         return len(self._open) if namespace is None else self._open_in[namespace]
 
     def open_of(self, uid: str) -> list[StoredOperation]:
-        """Return the operations of a VM or volume that have not ended."""
+        """Return the open operations of a VM or volume."""
         found = [self._stored[key] for key in self._of.get(uid, ())]
         return [held for held in found if not self.status_of(held.record).status.ended]
 
     def all(self) -> list[StoredOperation]:
-        """Return all operations, the oldest first."""
         return sorted(self._stored.values(), key=lambda held: _order(held.record))
 
     def listed(self, namespace: str | None, after: str) -> Iterable[tuple[str, StoredOperation]]:
@@ -135,7 +133,7 @@ class Operations:
                 yield key, held
 
     def show(self, held: StoredOperation, keep_s: float) -> OperationView:
-        """Return an operation as the API shows it; an ended operation is kept for `keep_s`."""
+        """Return the API view of an operation; an ended operation expires after `keep_s`."""
         record, status = held.record, self.status_of(held.record).status
         return shown(record, status, keep_s)
 
@@ -145,7 +143,7 @@ def _order(record: OperationRecord) -> str:
 
 
 def shown(record: OperationRecord, status: OperationStatus, keep_s: float) -> OperationView:
-    """Return an operation as the API shows it."""
+    """Return the API view of an operation, without the time of its expiry if it has not ended."""
     both = set(OperationView.model_fields)
     fields = record.model_dump(include=both) | status.model_dump(include=both - {"id", "node"})
     if status.ended:
@@ -156,5 +154,5 @@ def shown(record: OperationRecord, status: OperationStatus, keep_s: float) -> Op
 
 
 def expired(status: OperationStatus, now_ns: int, keep_s: float) -> bool:
-    """Return True for an operation whose end is older than `keep_s`."""
+    """Return True if the operation ended more than `keep_s` ago."""
     return status.ended and now_ns - status.ended_ns > keep_s * 1e9

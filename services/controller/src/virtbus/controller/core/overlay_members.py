@@ -1,4 +1,4 @@
-"""Derives the peers of overlay networks: the hosts with guests of a network, and those guests."""
+"""Derives the peers of overlay networks: hosts with guests of a network, and these guests."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -20,8 +20,8 @@ def peers_wanted(
 ) -> dict[str, OverlayPeer]:
     """Return the wanted peers by key.
 
-    A host gets a peer for each other host that has guests of the same network. `known` has the
-    stored peers. A host that reports no address at present keeps its address in the stored peers.
+    A host gets a peer for each other host with guests of the same network. `known` has the stored
+    peers. If a host reports no tunnel address at present, the address of its stored peers is used.
     """
     ends = {name: one.tunnel.address for name, one in nodes.items() if one.tunnel is not None}
     for last in known.values():

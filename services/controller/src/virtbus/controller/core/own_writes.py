@@ -8,9 +8,9 @@ from virtbus.schemas.vm import VmRecord
 
 
 class OwnWrites:
-    """The writes of VM records that are under way, by key.
+    """The unfinished writes of VM records, by key.
 
-    The watch usually delivers a record before its write is acknowledged.
+    The watch usually delivers a record before the bus acknowledges the write.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class OwnWrites:
                 del self._under_way[key]
 
     def record_of(self, key: str, value: bytes) -> VmRecord | None:
-        """Return the record that is being written if its bytes are `value` without the signature.
+        """Return the record that is being written if `value` without its signature is its encoding.
 
-        The bytes are compared because another controller may have written the key meanwhile.
+        Another controller may have written the key meanwhile, so the bytes are compared.
         """
         own = self._under_way.get(key)
         return own[1] if own is not None and unsigned(value) == own[0] else None

@@ -1,4 +1,4 @@
-"""Splits lists into pages that are bounded in encoded bytes and items (ADR 0028)."""
+"""Splits lists into pages of limited size and item count (ADR 0028)."""
 
 import base64
 from collections.abc import Iterable, Iterator
@@ -11,23 +11,24 @@ from virtbus.schemas.paging import Paged
 from virtbus.schemas.wire import encode, encode_json
 
 PAGE_BYTES = 512 * 1024
-"""A page ends before this size, unless its only item is larger. 500 usual VMs need less."""
+"""Size limit of a page with more than one item. 500 usual VMs are smaller."""
 ITEM_BYTES = 768 * 1024
-"""A larger item loses its largest fields, because a message on the bus has at most 1 MiB."""
+"""Size limit of an item, because a bus message has at most 1 MiB. A larger item loses its largest
+fields."""
 PAGE_ITEMS = 500
 
 Plain = dict[str, Any]
 
 
 class AnswerFormat(Protocol):
-    """The part of a request that says if its answer is JSON."""
+    """The attribute of a request that says if the answer must be JSON."""
 
     @property
     def wants_json(self) -> bool: ...
 
 
 class Page(NamedTuple):
-    """Items as plain data, and the key of the last item if more items follow."""
+    """Items as plain data, and the key of the last item; None if no more items follow."""
 
     items: list[Plain]
     last: str | None
@@ -52,14 +53,14 @@ def answer(
 
 
 def page(found: Iterable[tuple[str, BaseModel]], *, as_json: bool, most: int = PAGE_ITEMS) -> Page:
-    """Return the first items of `found` (key and model, ordered by key) that fit in one answer."""
+    """Return the first items of `found`, which yields (key, model), that fit in one answer."""
     return next(split(found, as_json=as_json, most=most))
 
 
 def split(
     found: Iterable[tuple[str, BaseModel]], *, as_json: bool, most: int = PAGE_ITEMS
 ) -> Iterator[Page]:
-    """Yield all of `found` in pages, at least one page. Each page is made on demand."""
+    """Yield pages with all of `found`; at least one page. Each page is made on demand."""
     items: list[Plain] = []
     left_bytes, last = PAGE_BYTES, ""
     for key, model in found:
@@ -76,8 +77,8 @@ def split(
 def fitting(model: BaseModel, *, as_json: bool) -> tuple[Plain, int]:
     """Return a model as plain data, and its encoded size in bytes.
 
-    If the size would exceed ITEM_BYTES, the largest fields are left out, and the item's `cut` names
-    them. A field without a default gets an empty value instead.
+    An item that is larger than ITEM_BYTES loses its largest fields, and `cut` names them. A
+    required field gets an empty value instead.
     """
     item = plain(model, as_json=as_json)
     size_bytes = _size_bytes(item, as_json=as_json)
@@ -99,13 +100,13 @@ def fitting(model: BaseModel, *, as_json: bool) -> tuple[Plain, int]:
 
 
 def _field(model: BaseModel, name: str) -> str:
-    """Return the name of the model's field that is encoded as `name`."""
+    """Return the model's own name of the field that is encoded as `name`."""
     fields = type(model).model_fields
     return next(each for each, field in fields.items() if name in {each, field.alias})
 
 
 def plain(model: BaseModel, *, as_json: bool) -> Plain:
-    """Return the encoded form of a model: JSON contains defaults, msgpack omits them."""
+    """Return a model as plain data. JSON includes default values; msgpack omits them."""
     if as_json:
         return model.model_dump(mode="json", by_alias=True)
     return model.model_dump(exclude_defaults=True, by_alias=True)
@@ -116,7 +117,7 @@ def _size_bytes(item: Plain, *, as_json: bool) -> int:
 
 
 def token(key: str) -> str:
-    """Return the `continue` of the page that begins after the item with this key."""
+    """Return the value of `continue` for the page after the item with this key."""
     return base64.urlsafe_b64encode(key.encode()).decode()
 
 
@@ -129,6 +130,6 @@ def key_of(continue_: str | None) -> str:
 
 
 def bad_continue() -> VirtbusError:
-    """Return 400 for a `continue` that is not from a list."""
+    """Return the error 400 for a `continue` that no list returned."""
     message = "continue is not what a list gave; leave it out to begin again"
     return VirtbusError(Code.INVALID, "bad_continue", message)

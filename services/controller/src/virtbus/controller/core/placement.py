@@ -1,7 +1,7 @@
 """Placement: filters nodes, then scores them; each refused node gets a reason.
 
-A create considers every node. Nodes of one kind (same labels, networks, images, services …) are
-judged once, and only their free capacity is compared: 0.07 ms with 200 nodes.
+A create considers every node. Nodes of one kind have equal labels, networks, images and services,
+so one verdict serves them all. Only their free capacity is compared: 0.07 ms with 200 nodes.
 """
 
 import math
@@ -26,10 +26,10 @@ from virtbus.schemas.vm import VmSpec
 from virtbus.schemas.wire import encode
 
 CPU_OVERCOMMIT = 8.0
-"""Default limit of allocated vCPUs for each host CPU. CPUs are shared, because idle guests use
-none; memory is not shared."""
+"""Default limit of allocated vCPUs for each host CPU. Guests share CPUs, because idle guests use
+none. Guests do not share memory."""
 MEMORY_RESERVE_BYTES = 512 * 1024**2
-"""Memory reserved for the host: libvirtd, the services and page tables of the guests."""
+"""Memory reserved for the host: libvirtd, the services and the page tables of guests."""
 
 NODES_SHOWN = 8
 """Maximum number of reasons in a VM's message; `virtbus node list` shows the rest."""
@@ -39,8 +39,8 @@ NODES_SHOWN = 8
 class Candidate:
     """A node and its allocations, with the free capacity computed once.
 
-    `kind` is equal for nodes that differ only in the fields ONE_OF_A_KIND; empty: no other node is
-    of this node's kind.
+    `kind` is equal for nodes that differ only in the fields ONE_OF_A_KIND. An empty `kind` means
+    that no other node is of the same kind.
     """
 
     record: NodeRecord
@@ -50,43 +50,41 @@ class Candidate:
     silent: bool = False
     kind: bytes = b""
     cordoned: str = ""
-    """The reason why the node takes no VM: cordoned, drained or fenced. Empty: it takes VMs."""
+    """The reason why the node takes no VM: cordoned, drained or fenced. Empty if it takes VMs."""
     fenced: bool = False
     fresh_vms: int = 0
-    """Number of VMs that were allocated after `record` was reported: `record.disk_free_bytes` does
-    not account for their disks."""
+    """Number of VMs that were allocated after the node reported `record`. Their disks are not yet
+    in `record.disk_free_bytes`."""
     strict: bool = False
-    """The node's CPUs are not shared: it has a VM with reserved CPUs, or one is being placed."""
+    """True if guests do not share the node's CPUs: a VM there, or the new VM, has reserved CPUs."""
     vcpus_per_cpu: float = CPU_OVERCOMMIT
     """Allocatable vCPUs per shared CPU."""
     images: frozenset[str] = frozenset()
     """The keys of the node's images (`schemas.image.image_key`); part of the node's kind."""
     pools: Mapping[str, PoolReport] = field(default_factory=dict)
-    """The node's pools by name. No filter here reads them, so they may differ within a kind."""
+    """The node's pools by name. Filters do not read them, so they may differ within a kind."""
 
     @cached_property
     def free_vcpus(self) -> int:
-        """Return how many vCPUs are free."""
         share = 1.0 if self.strict else self.vcpus_per_cpu
         return int((self.record.cpus - self.record.kubernetes_cpus) * share) - self.vcpus
 
     @cached_property
     def free_memory_bytes(self) -> int:
-        """Return how much memory is free."""
         withheld_bytes = MEMORY_RESERVE_BYTES + self.record.kubernetes_memory_bytes
         return self.record.memory_bytes - withheld_bytes - self.memory_bytes
 
     @cached_property
     def free_disk_bytes(self) -> int:
-        """Return the free disk space, less the disks of `fresh_vms`."""
+        """Return the free disk space without the space for the disks of `fresh_vms`."""
         return self.record.disk_free_bytes - self.fresh_vms * OVERLAY_BYTES
 
     @cached_property
     def takes(self) -> "tuple[bytes | str, int, int, float, Rank]":
-        """Return the largest VM that the node takes now: kind, vCPUs, memory, disk, rank.
+        """Return the kind, the largest VM that the node takes now, and the node's rank.
 
-        The vCPUs are -1 if the node takes no VM; memory and disk are bytes. The result is a plain
-        tuple because each create unpacks it once per node.
+        The largest VM is given as vCPUs (-1: none), memory and disk in bytes. The result is a
+        plain tuple because each create unpacks it once per node.
         """
         record = self.record
         free = max(self.free_memory_bytes, 0) / max(record.memory_bytes, 1)
@@ -103,34 +101,32 @@ class Candidate:
 
     @cached_property
     def emptied(self) -> "Candidate":
-        """Return the same node without VMs."""
         return replace(self, vms=0, vcpus=0, memory_bytes=0, fresh_vms=0)
 
     @cached_property
     def made_strict(self) -> "Candidate":
-        """Return the same node without shared CPUs."""
+        """Return the same node as one whose guests do not share CPUs."""
         return self if self.strict else replace(self, strict=True)
 
 
 Rank = tuple[float, int, str]
-"""A sort key, the best node first: most free memory, then fewest VMs, then by name."""
+"""A sort key of nodes, the best first: most free memory, then fewest VMs, then by name."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """`fit` has the ranks of nodes that can take the VM; `refused` says why other nodes cannot."""
+    """`fit` has the ranks of nodes that can take the VM; `refused` has the other nodes' reasons."""
 
     fit: Sequence[Rank]
     refused: Mapping[str, str]
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
-        """Return the nodes that fit, the best first."""
         return tuple(name for *_, name in sorted(self.fit))
 
     @property
     def best(self) -> tuple[str, ...]:
-        """Return only the first of `nodes`, in a third of the time; empty if no node fits."""
+        """Return the first of `nodes` in a third of the time; empty if no node fits."""
         return (min(self.fit)[2],) if self.fit else ()
 
 
@@ -223,7 +219,7 @@ def _disk(want: Demand, node: Candidate) -> str | None:
 
 Filter = Callable[[Demand, Candidate], str | None]
 OF_KIND: tuple[Filter, ...] = (_ready, _labels, _accelerator, _networks, _directories)
-"""Filters that read only fields in which nodes of one kind are equal."""
+"""Filters that read only fields that are equal for all nodes of a kind."""
 FILTERS: tuple[Filter, ...] = (_open, _alive, *OF_KIND, _host, _vcpus, _memory, _disk)
 ONE_OF_A_KIND = frozenset(
     {
@@ -237,7 +233,7 @@ ONE_OF_A_KIND = frozenset(
 
 
 def kind_of(plain: Mapping[str, Any]) -> bytes:
-    """Return the kind of a node, from its record as plain values."""
+    """Return a node's kind, from its record as plain data."""
     same = {key: value for key, value in plain.items() if key not in ONE_OF_A_KIND}
     same["tunnel"] = same.get("tunnel") is not None  # each host has its own address
     services = same.get("services")
@@ -260,7 +256,7 @@ def _locality(spec: VmSpec, node: Candidate) -> float:
 
 
 def _ready_share(_spec: VmSpec, node: Candidate) -> float:
-    """Return the share of the node's services that are ready, 0.0-1.0."""
+    """Return the ready fraction of the node's services, 0.0-1.0."""
     states = [service.state for service in node.record.services.values()]
     return sum(state is NodeState.READY for state in states) / len(states) if states else 1.0
 
@@ -288,19 +284,19 @@ def _judge(spec: VmSpec, want: Demand, node: Candidate) -> _Verdict:
 def room(want: Demand, node: Candidate, *, powered: bool = True, disk: bool = True) -> str | None:
     """Return why the VM does not fit in the node's free capacity; None if it fits.
 
-    For a VM that should not run (not `powered`), CPU and memory are compared with the empty node.
-    If `disk` is False, the VM's disks are on the node already.
+    A VM that is not `powered` must only fit the CPUs and memory of the empty node. `disk` is False
+    if the VM's disks are already on the node.
     """
     there = node if powered else node.emptied
     return _vcpus(want, there) or _memory(want, there) or (_disk(want, node) if disk else None)
 
 
 def never(want: Demand, node: Candidate, *, strict: bool = False) -> str | None:
-    """Return why the node could not take the VM even if it were empty and ready, or None."""
+    """Return why the node cannot take the VM even if it is empty and ready; None if it can."""
     node = (node.made_strict if strict else replace(node, strict=False)).emptied
     netd = node.record.services.get("netd")
     checks: tuple[Filter, ...] = (_host, _labels, _accelerator, _directories, _vcpus, _memory)
-    if netd is None or netd.state is NodeState.READY:  # otherwise its networks are unknown
+    if netd is None or netd.state is NodeState.READY:  # a node's networks are unknown without netd
         checks = (*checks, _networks)
     return next((why for check in checks if (why := check(want, node))), None)
 
@@ -313,9 +309,9 @@ def place(
     strict: bool = False,
     want: Demand | None = None,
 ) -> Placement:
-    """Return the ranks of the nodes that can take the VM, and the reason of each other node.
+    """Return the ranks of the nodes that can take the VM, and the reasons of the other nodes.
 
-    `want` is the demand of the VM; None: the demand of `spec` alone.
+    `want` is the demand of the VM; None means the demand of `spec` alone.
     """
     want = want or demand_of(spec)
     asked_vcpus, asked_memory_bytes, asked_disk_bytes = want[:3]
@@ -327,7 +323,7 @@ def place(
         kind, vcpus, memory_bytes, disk_bytes, rank = node.takes
         if kind not in fit:
             verdicts[kind], fit[kind] = _judge(spec, want, node), []
-        if (  # the same as the filters, in a tenth of the time
+        if (  # the same result as the filters in a tenth of the time
             anywhere
             and asked_vcpus <= vcpus
             and asked_memory_bytes <= memory_bytes
@@ -349,7 +345,7 @@ def _ranked(
     verdicts: Mapping[bytes | str, _Verdict],
     refused: dict[str, str],
 ) -> list[Rank]:
-    """Return the ranks of nodes of all kinds; add the nodes of a refused kind to `refused`."""
+    """Return the ranks of nodes of all kinds; add the nodes of refused kinds to `refused`."""
     found: list[Rank] = []
     for kind, ranks in fit.items():
         verdict = verdicts[kind]
@@ -363,7 +359,7 @@ def _ranked(
 
 
 def why_unplaced(refused: Mapping[str, str]) -> str:
-    """Return one sentence that says why a VM waits for a node."""
+    """Return a sentence for users that says why a VM waits for a node."""
     if not refused:
         return "no node has joined; start one with `virtbus up`"
     reasons = [f"{node} {why}" for node, why in sorted(refused.items())]
@@ -374,7 +370,7 @@ def why_unplaced(refused: Mapping[str, str]) -> str:
 def impossible(
     want: Demand, nodes: Sequence[Candidate], *, strict: bool = False
 ) -> VirtbusError | None:
-    """Return 422 with each node's reason if no node could ever take the VM; otherwise None."""
+    """Return the error 422, with each node's reason, if no node could ever take the VM."""
     reasons = {n.record.node: never(want, n, strict=strict) for n in nodes}
     refused = {node: why for node, why in reasons.items() if why}
     if not refused or len(refused) < len(nodes):
@@ -389,12 +385,12 @@ def impossible(
 
 
 def never_room(node: str, why: str) -> VirtbusError:
-    """Return 422: the VM's own node is too small for the changed VM."""
+    """Return the error 422 for a changed VM that its own node could never hold."""
     message = f"{node} {why}, even if it were empty; ask for less"
     return VirtbusError(Code.UNSUPPORTED, "no_capacity", message)
 
 
 def no_room(node: str, why: str) -> VirtbusError:
-    """Return 429: the VM's own node has no capacity for it now."""
+    """Return the error 429 for a VM that its own node has no capacity for now."""
     message = f"{node} {why}; stop or delete VMs there, or move this one, then repeat"
     return VirtbusError(Code.EXHAUSTED, "no_room", message, after_ms=5000)

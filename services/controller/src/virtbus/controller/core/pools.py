@@ -1,4 +1,4 @@
-"""Caches the pools that each node reports, and decides which node can take a volume (ADR 0060)."""
+"""Caches the pools of each node, and decides which nodes can serve a volume (ADR 0060)."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,33 +14,31 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 PoolsByName = Mapping[str, PoolReport]
 Needs = tuple[tuple[str, int, tuple[str, ...]], ...]
-"""The pools that a VM's volumes need: name, bytes of new data, and keys of the volumes for which
-the pool's operator must have assigned a place."""
+"""The pools that a VM's volumes need: name, bytes of new data, and volume keys. For each of these
+volumes, the pool's operator must have assigned storage."""
 _NONE: PoolsByName = {}
 
 
 class KnownPools:
-    """The pools that each node last reported."""
+    """The pools that each node reported last."""
 
     def __init__(self) -> None:
         self._of: dict[str, dict[str, PoolReport]] = {}
 
     def of(self, node: str) -> PoolsByName:
-        """Return the pools of a node by name; empty without a report."""
+        """Return the pools of a node by name; empty if it has not reported."""
         return self._of.get(node, _NONE)
 
     def with_pool(self, name: str) -> list[str]:
-        """Return the nodes that report a pool of this name, sorted."""
         return sorted(node for node, pools in self._of.items() if name in pools)
 
     def names(self) -> list[str]:
-        """Return the names of all pools."""
         return sorted({name for pools in self._of.values() for name in pools})
 
     def put(self, key: str, value: bytes) -> str:
-        """Store the report at a key `_pools`; return its node.
+        """Store the report at a node's key `_pools`; return the node.
 
-        Raise VirtbusError if the report does not match its key.
+        Raise VirtbusError if the report does not match the key.
         """
         report = read_stored(NodePools, key, value)
         refuse_foreign(key, is_id(report.node) and subjects.node_pools(report.node))
@@ -48,29 +46,29 @@ class KnownPools:
         return report.node
 
     def purge(self, key: str) -> str:
-        """Forget a node's pools; return the node."""
+        """Process the end of a node's report; return the node."""
         node = key.split(".")[2]
         self._of.pop(node, None)
         return node
 
     def known(self) -> set[str]:
-        """Return the keys on the bus of all stored reports."""
+        """Return the bus keys of all stored reports."""
         return {subjects.node_pools(node) for node in self._of}
 
     # --- requests ---------------------------------------------------------------------------
     def refuse_new(self, record: VolumeRecord, more_bytes: int) -> None:
-        """Raise an error if no node can take `more_bytes` of new data of a volume now.
+        """Raise an error if no node can store `more_bytes` of new data of a volume now.
 
         Raises:
-            VirtbusError: 422 `pool_unknown`: the volume's node lacks the pool, or, without a node,
-                all nodes do. 429 `pool_full`: the pool refuses the data on the volume's node, or,
-                without a node, on each node that has the pool.
+            VirtbusError: 422 `pool_unknown`: the volume's node does not have the pool. 429
+                `pool_full`: the pool refuses the data on the volume's node. For a volume without
+                a node, both apply only if they apply to all nodes.
         """
         pool, nodes = record.spec.pool, self.with_pool(record.spec.pool)
         if record.node:
             nodes = [record.node] if record.node in nodes else []
         if pool == LOCAL and not (record.node and nodes):
-            return  # the first VM will choose the node, or an older agent reports no pools
+            return  # the volume's first VM chooses the node, or an older agent reports no pools
         if not nodes:
             raise self._unknown(record)
         reasons = {node: self._of[node][pool].refusal(more_bytes) for node in nodes}
@@ -91,8 +89,8 @@ class KnownPools:
         """Return a new volume with the kind of its pool.
 
         Raises:
-            VirtbusError: 400 `disk_too_large`: the volume is larger than the place that the pool's
-                operator assigned. 422 `pool_unassigned`: the operator assigned no place. 422
+            VirtbusError: 400 `disk_too_large`: the pool's operator assigned less storage than the
+                volume's size. 422 `pool_unassigned`: the operator assigned no storage. 422
                 `no_copies`: the volume has a source, and virtbus does not write to its pool. The
                 errors of `refuse_new` and `_deciding`.
         """
@@ -121,12 +119,12 @@ class KnownPools:
     def _deciding(self, record: VolumeRecord) -> list[PoolReport]:
         """Return the reports of a new volume's pool that decide about the volume.
 
-        If a node's container runtime made the volume, the report of that node decides. Otherwise
-        the first node whose pool is a volume group decides. Without such a node, all reports count.
+        If a container runtime made the volume, the report of its node decides. If not, the first
+        node whose pool is a volume group decides. Without such a node, all reports count.
 
         Raises:
-            VirtbusError: 422 `pool_kinds_differ`: one node decides, and a pool of the same name on
-                another node has another kind. That node would misread the volume's data.
+            VirtbusError: 422 `pool_kinds_differ`: one node decides, and another node has a pool
+                with this name of another kind. That node would misread the volume's data.
         """
         pool, home = record.spec.pool, node_of(record.owner)
         reports = {node: self._of[node][pool] for node in self.with_pool(pool)}
@@ -151,11 +149,11 @@ class KnownPools:
             raise VirtbusError(Code.CONFLICT, "volume_elsewhere", message)
 
     def refuse_growth(self, record: VolumeRecord, size_bytes: int) -> None:
-        """Raise an error if the volume cannot get the larger size.
+        """Raise an error if the volume cannot grow to `size_bytes`.
 
         Raises:
-            VirtbusError: 422 `cannot_grow`: the volume is shared, or its pool has fixed sizes. For
-                a volume that has data, the errors of `refuse_new`.
+            VirtbusError: 422 `cannot_grow`: the volume is shared, or its pool has fixed sizes. If
+                the volume has data, also the errors of `refuse_new`.
         """
         more_bytes = size_bytes - record.spec.size
         if more_bytes > 0 and record.spec.is_shared:
@@ -187,9 +185,9 @@ def _key(record: VolumeRecord) -> str:
 
 
 def no_copies(pool: str, shared: str = "") -> VirtbusError:
-    """Return 422 for a copy from or to a volume in a pool that virtbus does not write to.
+    """Return the error 422 for a copy of a volume that virtbus cannot read or write.
 
-    `shared` is the name of the volume if it is shared: only its guests know its content.
+    `shared` is the name of a shared volume. Only the guests know its content.
     """
     if shared:
         message = f"virtbus does not copy the shared volume {shared}; copy its files in a guest"
@@ -214,7 +212,7 @@ def needs_of(volumes: Iterable[VolumeRecord]) -> Needs:
 
 
 def needs_of_shared(refs: Iterable[VolumeRef]) -> Needs:
-    """Return the pools on storage servers that each node of a VM must have for its volumes."""
+    """Return the pools on storage servers that each node of a VM needs for the VM's volumes."""
     found: dict[str, list[str]] = {}
     for ref in refs:
         if ABILITIES[ref.kind].shared:

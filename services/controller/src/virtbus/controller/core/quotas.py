@@ -4,14 +4,14 @@ from typing import NamedTuple, Protocol
 
 
 class Counted(Protocol):
-    """The cached objects of a kind."""
+    """A cache that counts its objects of one kind."""
 
     def count(self, namespace: str | None = None) -> int:
         """Return the number of objects of a namespace; None: of all namespaces."""
 
 
 class Quota(NamedTuple):
-    """The largest number of objects of a namespace, and of all namespaces."""
+    """The largest number of objects in a namespace, and in all namespaces together."""
 
     per_namespace: int
     in_all: int
@@ -25,10 +25,10 @@ class Quota(NamedTuple):
         one: str | None = None,
         more: int = 1,
     ) -> str:
-        """Return why `more` objects would exceed the quota; empty if they would not.
+        """Return why `more` objects would exceed the quota; empty if they fit.
 
-        `what`, `whole` and `one` are words in the text: for the objects, for all namespaces
-        together, and for this namespace.
+        The text uses `what` for the objects, `whole` for all namespaces together, and `one` for
+        this namespace.
         """
         for count, most, where in (
             (objects.count(namespace), self.per_namespace, one or f"namespace {namespace}"),

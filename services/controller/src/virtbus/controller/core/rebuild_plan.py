@@ -1,9 +1,8 @@
-"""Decides for each VM which record a rebuilt bus gets: the bus' own or a host's copy (I15).
+"""Decides which record of each VM a rebuilt bus gets: the bus's own, or a host's copy (I15).
 
-A host has a copy of the record that it acted on. The bus may have an older record (a restored
-backup), a newer one, or none. The copy with the higher (epoch, generation, power_epoch,
-pause_epoch) is used. If these are equal, a copy counts as newer if its VM is being evacuated or
-deleted.
+A host has a copy of the record that it acted on. The bus may have an older record (from a backup),
+a newer one, or none. The copy with the higher (epoch, generation, power_epoch, pause_epoch) wins.
+If these are equal, a copy of a VM that is being evacuated or deleted counts as newer.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,23 +20,23 @@ class RebuildAction(StrEnum):
     ADD = "add"
     """The bus has no record: claim and commit the host's copy."""
     RAISE = "raise"
-    """The host's copy replaces the bus' copy, which is older or unreadable."""
+    """The bus's copy is older or unreadable: the host's copy replaces it."""
     MOVE = "move"
-    """The host's copy is newer, and the bus' copy is at another node's key: the record moves."""
+    """The host's copy is newer, and the bus has the record at another node's key: move it."""
     END = "end"
-    """The host has released the VM since the bus' copy was made: the VM is deleted again."""
+    """The host has released the VM since the bus's copy was made: delete the VM again."""
     KEEP = "keep"
     UNSIGNED = "unsigned"
-    """A host's copy is newer but not signed by a controller: a person decides."""
+    """A host's copy is newer, but no controller signed it: a person decides."""
     CONFLICT = "conflict"
-    """The reports leave the outcome open: a person decides."""
+    """The reports do not decide the outcome: a person decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """The last message of a uid on the bus.
 
-    `record` is None if the message is not a record. `node` is the node in its key.
+    `record` is None if the message is no record. `node` is the node in the message's key.
     """
 
     where: UidState
@@ -48,7 +47,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """One VM's step. `record` is the host's copy, or the bus' copy if no host has one."""
+    """The step for a VM. `record` is the host's copy, or the bus's copy if no host has one."""
 
     step: RebuildAction
     record: VmRecord
@@ -59,15 +58,15 @@ Age = tuple[int, int, int, int, bool, bool]
 
 
 def age(record: VmRecord) -> Age:
-    """Return a sort key. The newer of two copies of a record has the higher key."""
+    """Return a sort key for copies of a record. A newer copy has a higher key."""
     changes = record.generation, record.power_epoch, record.pause_epoch
     return record.epoch, *changes, record.evacuating, record.deleting
 
 
 def best(reports: Iterable[KnownRecords]) -> tuple[dict[str, VmRecord], dict[str, str]]:
-    """Return the newest copy of each VM, and a text for each VM that two hosts have at one epoch.
+    """Return the newest copy of each VM, and a message for each VM that two hosts both claim.
 
-    Both are by uid.
+    Two hosts claim a VM if their copies have the same epoch. Both results are by uid.
     """
     newest: dict[str, VmRecord] = {}
     disputed: dict[str, str] = {}
@@ -86,17 +85,17 @@ def best(reports: Iterable[KnownRecords]) -> tuple[dict[str, VmRecord], dict[str
 
 
 def left(reports: Iterable[KnownRecords]) -> dict[tuple[str, str], int]:
-    """Return the epoch at which a VM left a node, by uid and node."""
+    """Return, by uid and node, the epochs at which VMs left their nodes."""
     return {
         (uid, report.node): epoch for report in reports for uid, epoch in report.removed.items()
     }
 
 
 def was_deleted(record: VmRecord, gone: Mapping[tuple[str, str], int]) -> bool:
-    """Return True if reports say that the VM of a record on the bus was deleted.
+    """Return True if the reports show that the VM of a record on the bus was deleted.
 
-    Usually the record's node has released the VM, at the record's epoch or later. If the VM was
-    leaving that node, a node must have released it at a later epoch.
+    The record's node must have released the VM at the record's epoch or later. If the VM was
+    leaving that node, any node must have released it at a later epoch.
     """
     if record.evacuating:
         return any(uid == record.uid and epoch > record.epoch for (uid, _), epoch in gone.items())
@@ -104,7 +103,7 @@ def was_deleted(record: VmRecord, gone: Mapping[tuple[str, str], int]) -> bool:
 
 
 def step_of(record: VmRecord, known: Known) -> Rebuilt:
-    """Return the step for a host's newest copy."""
+    """Return the step for a VM, from its newest copy on a host and its message on the bus."""
     if known.where is UidState.MARKER:
         return Rebuilt(
             RebuildAction.KEEP, record, "it was deleted; its host ends what is left of it"
@@ -126,10 +125,10 @@ def believed(
     good: Collection[tuple[str, str]],
     accepted: Collection[str],
 ) -> tuple[dict[str, KnownRecords], list[VmRecord]]:
-    """Return the reports with trusted records only, and a list of the other records.
+    """Return the reports with trusted records only, and a list of all other records.
 
-    A record is trusted if it is signed or a person accepts it. `good` has node and uid of each
-    signed record. In `accepted`, `NODE` accepts all records of a node, and `NODE/UID` accepts one.
+    A record is trusted if it is signed or a person has accepted it. `good` has the node and uid of
+    each signed record. In `accepted`, `NODE` accepts all records of a node; `NODE/UID` accepts one.
     """
     kept: dict[str, KnownRecords] = {}
     doubtful: list[VmRecord] = []
@@ -148,7 +147,7 @@ def believed(
 def unsigned(
     doubtful: Iterable[VmRecord], steps: Iterable[Rebuilt], bus: Mapping[str, Known]
 ) -> list[Rebuilt]:
-    """Return an UNSIGNED step for each untrusted record that would change the bus if trusted."""
+    """Return an UNSIGNED step for each untrusted record that would change the bus if accepted."""
     settled = {step.record.uid: step.record for step in steps}
     found = []
     for record in doubtful:
@@ -170,8 +169,8 @@ def plan(
 ) -> list[Rebuilt]:
     """Return a step for each VM that a host or the bus knows. The nodes `silent` did not answer.
 
-    A VM that left its node was deleted or moved. It counts as deleted only if every node has
-    answered and no node has the VM.
+    A VM that left its node was deleted or has moved. It counts as deleted if all nodes have
+    answered and none of them has the VM.
     """
     newest, disputed = best(reports.values())
     gone = left(reports.values())
@@ -190,7 +189,7 @@ def plan(
 
 
 def _unheld(record: VmRecord, was_released: bool, unheard: Sequence[str]) -> Rebuilt:
-    """Return the step for a record of the bus that no host has."""
+    """Return the step for a record of the bus of which no host has a copy."""
     if not was_released:
         return Rebuilt(RebuildAction.KEEP, record)
     if record.evacuating:  # another node reports the release, without a signature

@@ -1,4 +1,4 @@
-"""Describes the VM or volume that an operation on disks reads; refuses one that is in use."""
+"""Describes the VM or volume whose disks an operation reads, and refuses one that is in use."""
 
 from virtbus.controller.core.pools import no_copies
 from virtbus.controller.core.volume_attachment import refuse_unplaced
@@ -11,21 +11,21 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.volume import FillState, VolumeRecord
 
 OFF_STATES = frozenset({VmState.STOPPED, VmState.SUCCEEDED, VmState.FAILED, VmState.STOPPING})
-"""States of a VM whose disks may be copied. If a VM is stopping, the copy waits until it is off."""
+"""States of a VM whose disks may be copied. The copy of a stopping VM waits until the VM is off."""
 
 
 UP_STATES = frozenset({VmState.RUNNING, VmState.PAUSED})
-"""States in which a snapshot of a running guest is possible: its QEMU continues in new files (ADR
-0061)."""
+"""States of a VM whose running guest can have a snapshot, because its QEMU continues in new files
+(ADR 0061)."""
 
 
 def of_vm(vm: VmRecord, state: VmState, *, live: bool = False) -> dict[str, object]:
-    """Return the fields of an operation on the disks of a VM; with `live`, its guest may run.
+    """Return the fields of an operation on a VM's disks. With `live`, the guest may run.
 
     Raises:
         VirtbusError: 409 `deleting`: the VM is being deleted. 409 `unplaced`: it has no node, or is
-            leaving its node. 409 `vm_runs`: its guest is not off. 503 `node_silent`: its state is
-            not known.
+            leaving its node. 409 `vm_runs`: it is not in a permitted state. 503 `node_silent`: its
+            state is unknown.
     """
     refuse_unplaced(vm)
     refuse_unknown(vm.name, vm.node, state)
@@ -37,28 +37,28 @@ def of_vm(vm: VmRecord, state: VmState, *, live: bool = False) -> dict[str, obje
 
 
 def refuse_unknown(name: str, node: str, state: VmState) -> None:
-    """Raise 503 `node_silent` if nobody knows whether the guest of the VM `name` runs."""
+    """Raise 503 `node_silent` if it is unknown whether the guest of the VM `name` runs."""
     if state is VmState.UNKNOWN:
         message = f"{name} is {state}: its node {node} does not report now; repeat once it does"
         raise VirtbusError(Code.UNAVAILABLE, "node_silent", message, after_ms=2000)
 
 
 def of_volume(record: VolumeRecord, running: str) -> dict[str, object]:
-    """Return the fields of an operation on a volume; raises the errors of `refuse_unready`."""
+    """Return the fields of an operation on a volume; raise the errors of `refuse_unready`."""
     refuse_unready(record, running)
     place = {"uid": record.uid, "name": record.name, "node": record.node, "ref": ref_of(record)}
     return {"resource": "volume", "owner": record.owner, **place}
 
 
 def running_holder(record: VolumeRecord, holder: VmView | None, *, live: bool = False) -> str:
-    """Return the name of a volume's holder if that VM is not off; otherwise an empty string.
+    """Return the name of the VM that holds a volume, or an empty string if that VM is off.
 
     With `live`, a VM in one of UP_STATES counts as off. `holder` is the view of the VM. If it is
-    None, the holder's uid is returned, which is empty without a holder. The node checks the VM's
-    state again.
+    None, the result is the uid of the holder, which is empty for a volume without one. The node
+    checks the VM's state again.
 
     Raises:
-        VirtbusError: 503 `node_silent`: the holder's state is not known.
+        VirtbusError: 503 `node_silent`: the holder's state is unknown.
     """
     if holder is None:
         return record.holder
@@ -68,7 +68,7 @@ def running_holder(record: VolumeRecord, holder: VmView | None, *, live: bool = 
 
 
 def refuse_unready(record: VolumeRecord, running: str) -> None:
-    """Raise an error unless a volume can be copied; `running` is a result of `running_holder`.
+    """Raise an error unless a volume can be copied; `running` comes from `running_holder`.
 
     Raises:
         VirtbusError: 409 `deleting`: the volume is being deleted. 422 `no_copies`: virtbus does not

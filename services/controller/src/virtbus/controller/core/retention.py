@@ -1,4 +1,4 @@
-"""Decides which backups of a schedule are removed (ADR 0068)."""
+"""Decides which backups of a schedule to remove (ADR 0068)."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,16 +6,16 @@ from virtbus.schemas.backup import BackupManifest, HeldBackup
 
 
 def unneeded(held: Iterable[HeldBackup], schedule: str, namespace: str, keep: int) -> list[str]:
-    """Return the ids of the backups that a schedule removes, each increment before its parent.
+    """Return the ids of the backups to remove, each increment before its parent.
 
-    Nodes accept removals in this order. The newest backup is the one with the highest number,
+    Nodes accept removals in this order only. The newest backup is the one with the highest number,
     because a node's clock may be set back. These backups stay:
 
     - the newest `keep` backups of the schedule, and its newest backup that passed a check
-    - backups of other schedules, and backups that were made by hand
-    - damaged and unreadable backups, for a person to look at
-    - each backup on which a backup that stays, or an unreadable backup, rests
-    - all backups of a VM, if a backup of the VM stays and its parent is unreadable
+    - backups of other schedules, and backups that a person started
+    - damaged and unreadable backups, so that a person can look at them
+    - each ancestor of a backup that stays or is unreadable
+    - all backups of a VM, if one of them stays and has an unreadable parent
     """
     there = {one.id: one for one in held}
     known = {id_: one.manifest for id_, one in there.items() if one.manifest is not None}

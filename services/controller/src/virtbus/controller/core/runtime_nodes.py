@@ -1,4 +1,4 @@
-"""Limits a node's container runtime to its own node (ADR 0059)."""
+"""Limits a node's container runtime to that node (ADR 0059)."""
 
 from collections.abc import Mapping
 
@@ -11,14 +11,14 @@ from virtbus.schemas.vm import VmRecord, VmSpec
 def check_selector(node: str, labels: Mapping[str, str], selector: Mapping[str, str]) -> None:
     """Raise 403 `not_its_node` unless `selector` selects the host of `node`, which has `labels`.
 
-    `node` is empty for an account that may use all nodes.
+    An empty `node` allows any selector, because the account may use all nodes.
     """
     if node and selector.get(HOSTNAME) != labels.get(HOSTNAME, node):
         raise _refused(node)
 
 
 def check_update(before: VmRecord, after: VmRecord, labels: Mapping[str, str]) -> None:
-    """Raise 403 as `check_selector` if an update makes a runtime's VM select another node.
+    """Raise 403 `not_its_node` if an update makes a runtime's VM select another node.
 
     `labels` are the labels of the runtime's node.
     """
@@ -28,10 +28,10 @@ def check_update(before: VmRecord, after: VmRecord, labels: Mapping[str, str]) -
 
 
 def check_devices(node: str, spec: VmSpec) -> None:
-    """Raise 403 `device_denied` if a spec has devices of a host, and its sender is no runtime.
+    """Raise 403 `device_denied` if a spec has host devices, and its sender is no runtime.
 
-    `node` is the node of the runtime; empty for other accounts. The path of a device is valid on
-    one node only, so only the runtime of that node may give it.
+    `node` is the runtime's node; empty for other accounts. Only the runtime may give the path of a
+    device, because the path is valid on that node only.
     """
     for index, volume in enumerate(spec.volumes):
         if volume.host_device is not None and not node:

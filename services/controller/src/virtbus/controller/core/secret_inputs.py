@@ -21,7 +21,7 @@ _HOLDERS = (*SEED_HOLDERS, "container_disk", "image")
 
 
 def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
-    """Return the spec without its secrets, and the secrets; None if it has no secrets."""
+    """Return the spec without its secrets, and the secrets (None if the spec has none)."""
     bare = without_secrets(spec, _HOLDERS)
     held = [old for old, new in zip(spec.volumes, bare.volumes, strict=True) if old is not new]
     if not held and spec.ignition is None:
@@ -36,7 +36,7 @@ def split_secrets(spec: VmSpec, uid: str) -> tuple[VmSpec, VmSecrets | None]:
 
 
 def _of_pull(volume: Volume) -> str:
-    """Return the VM's own secret for pulling the volume's image, or empty."""
+    """Return the VM's own secret for pulling a volume's image; empty if it has none."""
     if volume.image is not None:
         return sealed_ref(volume.image.ref)[1]
     disk = volume.container_disk
@@ -44,14 +44,14 @@ def _of_pull(volume: Volume) -> str:
 
 
 def without_secrets(spec: VmSpec, holders: Sequence[str] = SEED_HOLDERS) -> VmSpec:
-    """Return the spec without secrets in its Ignition and in the `holders` fields of volumes."""
+    """Return the spec without the secrets in its Ignition and in its volumes' `holders` fields."""
     volumes = tuple(_bare(volume, holders) for volume in spec.volumes)
     ignition = spec.ignition.without_secrets() if spec.ignition is not None else None
     return spec.model_copy(update={"volumes": volumes, "ignition": ignition})
 
 
 def _bare(volume: Volume, holders: Sequence[str]) -> Volume:
-    """Return the volume without secrets; the same object if it has none."""
+    """Return the volume without secrets; the same object if it contains none."""
     update = {}
     for kind in holders:
         holder = getattr(volume, kind)
@@ -61,7 +61,7 @@ def _bare(volume: Volume, holders: Sequence[str]) -> Volume:
 
 
 def secret_bytes(secrets: VmSecrets) -> bytes:
-    """Return the entry of `$KV.sec`; its SHA-256 is the record's `sec_digest`."""
+    """Return the value for `$KV.sec`. Its SHA-256 is the record's `sec_digest`."""
     return encode(secrets)
 
 
@@ -93,7 +93,7 @@ def text_size(value: Any) -> int:
 
 
 def _of_maps(values: Any, names: tuple[str, ...]) -> list[Any]:
-    """Return the fields of these names in a list of maps."""
+    """Return the values of the fields `names` in each map of a list."""
     found = [one for one in values if isinstance(one, Mapping)] if _is_list(values) else []
     return [one.get(name) for one in found for name in names]
 

@@ -1,7 +1,7 @@
-"""Caches the security groups, and derives the values that nodes need to apply them (ADR 0069).
+"""Caches the security groups, and derives the values with which nodes apply them (ADR 0069).
 
 A node gets one value for each group that selects a VM on the node. The value has the group's rules,
-and the addresses of the members of the groups that these rules name.
+and the addresses of members of the groups that these rules name.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,30 +27,30 @@ Statuses = Mapping[tuple[str, str], tuple[VmStatus, int]]
 """The statuses of VMs with their revisions, by node and uid."""
 Places = dict[str, set[str]]
 """A VM's addresses by place, as in `NodeGroup.peers`. A place is a network, or ANYWHERE for all
-networks: no other guest has the address in that place."""
+networks. Within its place, each address belongs to one guest only."""
 
 _OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED, NetworkKind.CNI})
 _ADDRESS_BYTES = 48
 """The largest size of an address in JSON."""
 _PLACE = 2
-"""The name of a place counts as this many addresses, because it needs as many bytes as they do."""
+"""The name of a place counts as this many addresses, because it needs as many bytes."""
 ADDRESSES_MAX = (NODE_GROUP.written_bytes - 132 * 1024) // _ADDRESS_BYTES
 """Limit of addresses in the value of one group for one node. Further addresses are left out, so
-rules give no access to their guests."""
+rules do not give access to their guests."""
 
 
 class SecurityGroups(NamedRecords[SecurityGroupRecord]):
-    """The groups by key, and the values for nodes that are stored on the bus."""
+    """The groups by key, and the values for nodes on the bus."""
 
     def __init__(self) -> None:
         super().__init__(read_security_group, lambda one: security_group(one.namespace, one.name))
         self.on_nodes: dict[str, tuple[NodeGroup | None, int]] = {}
-        """By key: the stored value with its revision; None if it cannot be read."""
+        """By key: the stored value (None if it is unreadable), and its revision."""
         self._by_namespace: dict[str, dict[str, StoredGroup]] = {}
 
     # --- input ----------------------------------------------------------------------------
     def put(self, key: str, value: bytes, revision: int) -> None:
-        """Process a group, or a value for a node; raises VirtbusError if it cannot be read."""
+        """Process a group, or a value for a node; raise VirtbusError if it is unreadable."""
         if not of_node_group(key):
             super().put(key, value, revision)
             return
@@ -59,7 +59,6 @@ class SecurityGroups(NamedRecords[SecurityGroupRecord]):
             self.on_nodes[key] = (read_node_group(key, value), revision)
 
     def purge(self, key: str, revision: int) -> None:
-        """Process a purge marker of a group, or of a value for a node."""
         if not of_node_group(key):
             super().purge(key, revision)
         elif self.on_nodes.get(key, (None, 0))[1] < revision:
@@ -79,43 +78,40 @@ class SecurityGroups(NamedRecords[SecurityGroupRecord]):
 
     # --- answers --------------------------------------------------------------------------
     def all_keys(self) -> set[str]:
-        """Return the keys of all groups, and of the values for nodes."""
+        """Return the keys of all groups, and of all values for nodes."""
         return {*self.keys(), *self.on_nodes}
 
     @property
     def seen(self) -> int:
-        """Return the highest revision of a group that the watch delivered since its last list."""
+        """Return the highest revision that the watch delivered since its complete list began."""
         return self._seen
 
     def get(self, namespace: str, name: str) -> StoredGroup | None:
-        """Return a group by name."""
         return self.at(security_group(namespace, name))
 
     def of_namespace(self, namespace: str) -> Iterable[StoredGroup]:
-        """Return the groups of a namespace."""
         return self._by_namespace.get(namespace, {}).values()
 
     def of_vm(self, record: VmRecord) -> Iterator[SecurityGroupRecord]:
-        """Yield the groups that select a VM."""
         for held in self.of_namespace(record.namespace):
             if selects(held.record, record):
                 yield held.record
 
     def missing(self, names: Iterable[str], namespace: str) -> list[str]:
-        """Return those of `names` that no group of the namespace has."""
+        """Return the `names` that no group of the namespace has."""
         return [name for name in names if self.get(namespace, name) is None]
 
 
 class _Peers(NamedTuple):
-    """The addresses of a group's members, sorted and limited to ADDRESSES_MAX, by place."""
+    """The addresses of a group's members by place, sorted, and limited to ADDRESSES_MAX."""
 
     everywhere: Mapping[str, tuple[str, ...]]
-    """The addresses by which guests on all nodes see a member."""
+    """The addresses that guests on all nodes see."""
     near: Mapping[str, Places]
-    """By node: the addresses by which only guests on that node see a member."""
+    """By node: the addresses that only guests on that node see."""
 
     def on_node(self, node: str) -> Mapping[str, tuple[str, ...]]:
-        """Return the addresses by which the guests on a node may see members."""
+        """Return the members' addresses that guests on a node may see."""
         near = self.near.get(node)
         if near is None:
             return self.everywhere
@@ -128,7 +124,7 @@ class _Peers(NamedTuple):
 
 
 class Membership:
-    """The members of the groups at one moment. Each VM's addresses are read once."""
+    """The members of the groups at one time. The addresses of each VM are computed once."""
 
     def __init__(self, vms: Iterable[StoredVm], statuses: Statuses, groups: SecurityGroups) -> None:
         """Keep only the VMs of namespaces that have a group."""
@@ -140,14 +136,13 @@ class Membership:
                 self._vms.setdefault(held.record.namespace, []).append(held.record)
         self._members: dict[str, list[VmRecord]] = {}
         self._addresses: dict[str, tuple[Places, Places]] = {}
-        """By uid of a VM: its addresses as seen by guests on its node, and by all other guests."""
+        """By uid of a VM: its addresses for guests on its node, and for guests on other nodes."""
         self._peers: dict[str, _Peers] = {}
         self._node = ""
         self._on_node: dict[str, Mapping[str, tuple[str, ...]]] = {}
-        """By uid of a group: its members' addresses as the guests on `_node` may see them."""
+        """By uid of a group: the members' addresses that guests on `_node` may see."""
 
     def of(self, group: SecurityGroupRecord) -> list[VmRecord]:
-        """Return the VMs that a group selects."""
         found = self._members.get(group.uid)
         if found is None:
             there = self._vms.get(group.namespace, ())
@@ -156,9 +151,9 @@ class Membership:
         return found
 
     def gathered(self, groups: Collection[SecurityGroupRecord]) -> Iterator[None]:
-        """Read the groups' members, and the addresses of groups that their rules name.
+        """Find the members of the groups, and the addresses of the groups that their rules name.
 
-        This generator yields after each short step.
+        This generator yields after each short step, so that the caller can do other work.
         """
         for group in groups:
             self.of(group)
@@ -171,7 +166,7 @@ class Membership:
                     yield
 
     def wanted(self) -> Iterator[tuple[str, NodeGroup]]:
-        """Yield each key and value that the bus should have, by group and node with a member."""
+        """Yield the wanted keys and values: one for each group and each node with a member."""
         by_node: dict[str, list[SecurityGroupRecord]] = {}
         for held in self._groups.listed(None):
             for node in {vm.node for vm in self.of(held.record)} - {UNPLACED}:
@@ -181,7 +176,7 @@ class Membership:
                 yield node_group(node, group.namespace, group.name), self.on_node(group, node)
 
     def on_node(self, group: SecurityGroupRecord, node: str) -> NodeGroup:
-        """Return a group as the netd of a node applies it."""
+        """Return the value with which a node's netd applies a group."""
         if node != self._node:
             self._node = node
             self._on_node.clear()
@@ -208,7 +203,7 @@ class Membership:
         )
 
     def _seen_of(self, held: StoredGroup) -> Mapping[str, tuple[str, ...]]:
-        """Return the addresses by which the guests on `_node` may see a group's members."""
+        """Return the addresses of a group's members that guests on `_node` may see."""
         found = self._on_node.get(held.record.uid)
         if found is None:
             found = self._peers_in(held.record).on_node(self._node)
@@ -244,7 +239,7 @@ class Membership:
 
 
 def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
-    """Return the addresses by which guests may see a VM; `here` is True for guests on its node."""
+    """Return a VM's addresses that guests may see; `here` is True for guests on its node."""
     places: Places = {}
     networks = {one.name: one.network for one in vm.spec.networks}
     own = set(networks.values())
@@ -255,7 +250,7 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
             places.setdefault(place, set()).update(claims.addresses)
     for seen in status.interfaces if status is not None else ():
         if seen.network not in own:
-            continue  # a status cannot add addresses on networks that the VM's spec lacks
+            continue  # a status must not add addresses on networks that are not in the VM's spec
         place = _place(seen.network, vm.network_targets.get(seen.network), here=here)
         if place:
             found = {one.partition("/")[0] for one in seen.addresses}
@@ -268,10 +263,9 @@ def _places(vm: VmRecord, status: VmStatus | None, *, here: bool) -> Places:
 def _place(network: str, target: NetworkTarget | None, *, here: bool) -> str:
     """Return the place of an interface's addresses; empty if another guest may have them, too.
 
-    `here` is True if the addresses are for guests on the VM's own node. The built-in network has
-    the same subnet on each host, and so has a network whose pool is per host. Plugins of CNI
-    networks may also give one address on several hosts. A network without `target` is the built-in
-    network or a CNI network.
+    `here` is True if the addresses are for guests on the VM's own node. A network without `target`
+    is the built-in network or a CNI network. On other nodes, guests may have the same addresses on
+    the built-in network, on CNI networks, and on networks with a pool for each host.
     """
     if target is None:
         return network if here else ""

@@ -12,18 +12,18 @@ from virtbus.schemas.seed import TEXTS, CloudInit, FilesVolume
 from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec, Volume
 
 SEED_HOLDERS = (*SEEDS, "files", "sysprep")
-"""The fields of first-boot data. A volume with one of them is an ISO (`Volume.is_iso`)."""
+"""The fields of first-boot data. A volume with such a field is an ISO (`Volume.is_iso`)."""
 OF_A_SEED = re.compile(rf"spec\.(volumes\[[0-9]+\]\.({'|'.join(SEED_HOLDERS)})|ignition)[.\[]")
-"""Paths of fields inside first-boot data that a VM has already. A path at which a volume gets
-first-boot data for the first time does not match."""
+"""Matches paths inside first-boot data that the VM already has. The path of a whole new seed does
+not match."""
 SeedT = TypeVar("SeedT", CloudInit, FilesVolume)
 
 
 def merged(record: VmRecord, old: VmSecrets | None, spec: VmSpec) -> VmSecrets:
     """Return the secret inputs of a VM for a changed spec.
 
-    A secret that the spec leaves out keeps its value: records show no secrets, so a client that
-    reads and updates a VM cannot send them back.
+    A secret that the spec leaves out keeps its value. A client that reads and then updates a VM
+    cannot send secrets back, because records do not show them.
     """
     old = old or VmSecrets(uid=record.uid)
     cloud_init, files = dict(old.cloud_init), dict(old.files)
@@ -44,7 +44,7 @@ def merged(record: VmRecord, old: VmSecrets | None, spec: VmSpec) -> VmSecrets:
 
 
 def _kept(old: SeedT | None, new: SeedT) -> SeedT:
-    """Return `new` with those secrets of `old` that `new` leaves out."""
+    """Return `new`, completed with the secrets of `old` that `new` leaves out."""
     if old is None:
         return new
     bare_old, bare_new = old.without_secrets(), new.without_secrets()
@@ -57,7 +57,7 @@ def _kept(old: SeedT | None, new: SeedT) -> SeedT:
 
 
 def _given(seed: BaseModel, name: str) -> bool:
-    """Return True if the text of the field `name` is given in its other form: plain or base64."""
+    """Return True if the seed gives a field's text in its other form: plain or base64."""
     plain = name.removesuffix("_base64")
     other = plain if plain != name else f"{name}_base64"
     return plain in TEXTS and getattr(seed, other, None) is not None

@@ -1,4 +1,4 @@
-"""Decides about creates, restores and deletes of snapshots, and shows snapshots (ADR 0054)."""
+"""Decides about creates, restores and deletes of snapshots, and makes API views (ADR 0054)."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -27,7 +27,7 @@ MAX_NAME_CHARS = 63
 
 # --- sources ------------------------------------------------------------------------------
 def refuse_unclear(want: SnapshotCreate) -> None:
-    """Raise 400 unless the request names either a VM or a volume."""
+    """Raise 400 unless the request names either a VM or a volume, and not both."""
     if (want.vm is None) == (want.volume is None):
         raise invalid((Detail(path="vm", message="give either vm or volume"),))
 
@@ -36,7 +36,7 @@ Need = Literal["snapshots", "copied_snapshots", "backups"]
 
 
 def refuse_pools(refs: Iterable[VolumeRef], need: Need) -> None:
-    """Raise 422 if the pool of a volume lacks the ability `need`."""
+    """Raise 422 if a volume's pool does not have the ability `need`."""
     for ref in refs:
         able = ref.abilities
         if getattr(able, need):
@@ -129,8 +129,8 @@ def operation_of(
 ) -> OperationRecord:
     """Return the operation that makes the data of the snapshot `record`.
 
-    With `restored`, the operation also replaces the source's disks by that snapshot, and `record`
-    keeps the replaced disks.
+    If `restored` is given, the operation also replaces the source's disks by `restored`. `record`
+    then keeps the replaced disks.
     """
     return OperationRecord.model_validate(
         {
@@ -146,7 +146,7 @@ def operation_of(
 
 
 def adopted(want: SnapshotAdopt, held: HeldSnapshot, now_ns: int) -> SnapshotRecord:
-    """Return the record of a snapshot that a node describes and that has no record."""
+    """Return the record of a snapshot that a node has and the bus does not."""
     fields: dict[str, object] = {
         "resource": held.resource,
         "name": held.name,
@@ -159,7 +159,7 @@ def adopted(want: SnapshotAdopt, held: HeldSnapshot, now_ns: int) -> SnapshotRec
 
 
 def create_step(there: SnapshotRecord | None, ended: str, wanted: SnapshotRecord) -> CreateStep:
-    """Return the next step of a create; raises VirtbusError as `named_creates.create_step`."""
+    """Return the next step of a create; raise VirtbusError as `named_creates.create_step` does."""
     fields = ("resource", "source_uid", "replaced_by")
     differences = tuple(
         Detail(path=field, message="differs")
@@ -171,7 +171,7 @@ def create_step(there: SnapshotRecord | None, ended: str, wanted: SnapshotRecord
 
 # --- changes ------------------------------------------------------------------------------
 def deleting(record: SnapshotRecord) -> SnapshotRecord:
-    """Return the snapshot after a delete request; raises VirtbusError 409 if it is protected."""
+    """Return the snapshot after a delete request; raise VirtbusError 409 if it is protected."""
     if record.protected and not record.deleting:
         message = (
             f"{record.name} is protected; `virtbus snapshot update {record.name} --no-protected "
@@ -182,7 +182,7 @@ def deleting(record: SnapshotRecord) -> SnapshotRecord:
 
 
 def protected(record: SnapshotRecord, wanted: bool | None) -> SnapshotRecord:
-    """Return the snapshot after an update; raises VirtbusError 409 if it is being deleted."""
+    """Return the snapshot after an update; raise VirtbusError 409 if it is being deleted."""
     refuse_deleting(record)
     if wanted in {None, record.protected}:
         return record
@@ -191,17 +191,17 @@ def protected(record: SnapshotRecord, wanted: bool | None) -> SnapshotRecord:
 
 
 def completed(record: SnapshotRecord, status: OperationStatus) -> SnapshotRecord:
-    """Return the snapshot after the end of its operation: ready, or, after a failure, deleting."""
+    """Return the snapshot after its operation ended: ready, or deleting after a failure."""
     if status.phase is OperationPhase.SUCCEEDED:
         return record.model_copy(update={"ready": True, "size_bytes": status.done_bytes})
     return record.model_copy(update={"deleting": True})
 
 
 def mended(want: SnapshotAsk, known: SnapshotRecord | None, uid: str) -> SnapshotRecord:
-    """Return a record that marks the snapshot as deleting, in place of an unreadable record.
+    """Return a record in the state deleting, which replaces an unreadable record.
 
-    `known` is the snapshot's last readable record, if any. Without `known`, the snapshot gets the
-    requested uid, otherwise `uid`, and its data stays on its node.
+    `known` is the snapshot's last readable record. If it is None, the snapshot gets the requested
+    uid, or `uid` if the request has none. The snapshot's data then stays on its node.
 
     Raises:
         VirtbusError: the errors of `refuse_other` and `deleting`.
@@ -229,7 +229,7 @@ def refuse_deleting(record: SnapshotRecord) -> None:
 
 
 def refuse_incomplete(record: SnapshotRecord) -> None:
-    """Raise 409 unless the snapshot has its data."""
+    """Raise 409 unless the snapshot has all of its data."""
     refuse_deleting(record)
     if record.lost:
         message = f"the data of {record.name} was on {record.node}, which is forgotten"
@@ -240,7 +240,7 @@ def refuse_incomplete(record: SnapshotRecord) -> None:
 
 
 def refuse_another(record: SnapshotRecord, uid: object) -> None:
-    """Raise 409 unless `uid`, of the VM or volume with the source's name, is the source's uid."""
+    """Raise 409 if `uid` is not the source's uid: another object now has the source's name."""
     if uid != record.source_uid:
         message = (
             f"{record.name} is of the {record.resource} {record.source_uid}, and {record.source} "
@@ -250,21 +250,21 @@ def refuse_another(record: SnapshotRecord, uid: object) -> None:
 
 
 def refuse_elsewhere(record: SnapshotRecord, name: str, node: object) -> None:
-    """Raise 409 unless the VM or volume `name` is on the node of the snapshot's data."""
+    """Raise 409 if the VM or volume `name` is on another node than the snapshot's data."""
     if node != record.node:
         message = f"{record.name} is on {record.node}, and {name} is on {node}"
         raise VirtbusError(Code.CONFLICT, "snapshot_elsewhere", message)
 
 
 def refuse_other(want: SnapshotAsk, record: SnapshotRecord) -> None:
-    """Raise 409 if the snapshot of the requested name has another uid than the requested one."""
+    """Raise 409 if the requested uid is not the uid of the snapshot with the requested name."""
     if want.uid is not None and want.uid != record.uid:
         message = f"{record.name} is the snapshot {record.uid}, not {want.uid}; leave uid out"
         raise VirtbusError(Code.CONFLICT, "not_its_uid", message)
 
 
 def not_found(want: SnapshotAsk) -> VirtbusError:
-    """Return 404 with the requested name."""
+    """Return the error 404 for the requested name."""
     message = (
         f"there is no snapshot named {want.name} in namespace {want.namespace}; "
         "`virtbus snapshot list` shows what there is"
@@ -283,7 +283,7 @@ def state_of(record: SnapshotRecord) -> SnapshotState:
 
 
 def shown(held: StoredSnapshot, message: str = "") -> SnapshotView:
-    """Return the snapshot as the API shows it."""
+    """Return the API view of a snapshot."""
     fields = held.record.model_dump(include=set(SnapshotView.model_fields))
     more = {"state": state_of(held.record), "revision": held.revision, "message": message}
     return SnapshotView.model_validate(fields | more)

@@ -1,4 +1,4 @@
-"""Finds the copies and restores of a snapshot that have not ended and still need its data."""
+"""Finds the unfinished copies and restores that need a snapshot's data."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from virtbus.schemas.snapshot import SnapshotRecord, SnapshotRef
 
 
 def users_of(uid: str, fleet: Fleet) -> Iterator[str]:
-    """Yield the volumes that are being filled from a snapshot, and the restores of it under way."""
+    """Yield the volumes that are being filled from a snapshot, and its unfinished restores."""
     volumes = (fleet.volumes.at(key) for key in sorted(fleet.volumes.filling))
     for held in volumes:
         fill = held.record.fill if held is not None and not held.record.deleting else None
@@ -27,7 +27,7 @@ def _is(ref: SnapshotRef | None, uid: str) -> bool:
 def refuse_used(record: SnapshotRecord, fleet: Fleet) -> None:
     """Raise 409 `snapshot_in_use`, with the users, if a snapshot is being copied or restored.
 
-    A snapshot that is being deleted already is not refused.
+    A snapshot that is already being deleted is never refused.
     """
     users = list(users_of(record.uid, fleet))
     if users and not record.deleting:

@@ -1,4 +1,4 @@
-"""Caches the snapshots of the fleet, as the watch of the bucket `vm` delivers them (ADR 0054)."""
+"""Caches the snapshots of the fleet, from the watch of the bucket `vm` (ADR 0054)."""
 
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.vm_keys import StoredSnapshot
@@ -9,12 +9,12 @@ from virtbus.schemas.subjects import snapshot_record
 
 
 class Snapshots(NamedRecords[SnapshotRecord]):
-    """The snapshots by key, and those that the leader has to complete or remove."""
+    """The snapshots by key, and in `open` those that the leader must complete or remove."""
 
     def __init__(self) -> None:
         super().__init__(read_snapshot, lambda one: snapshot_record(one.namespace, one.name))
         self.open: set[str] = set()
-        """The keys of snapshots that are neither complete nor lost, or that are being deleted."""
+        """The keys of snapshots that are being deleted, or are neither complete nor lost."""
 
     def forget(self, key: str) -> None:
         """Drop a snapshot that was purged, or that a complete list does not contain."""
@@ -29,11 +29,10 @@ class Snapshots(NamedRecords[SnapshotRecord]):
 
     # --- answers --------------------------------------------------------------------------
     def get(self, namespace: str, name: str) -> StoredSnapshot | None:
-        """Return a snapshot by name."""
         return self.at(snapshot_record(namespace, name))
 
     def selected(self, want: SnapshotList) -> list[StoredSnapshot]:
-        """Return the snapshots that a list asks for, by namespace and name."""
+        """Return the snapshots that a list request selects, by namespace and name."""
         sources = {("vm", want.vm), ("volume", want.volume)} - {("vm", None), ("volume", None)}
         return [
             held

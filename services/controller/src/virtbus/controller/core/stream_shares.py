@@ -1,8 +1,8 @@
-"""Computes which nodes exceed their fair share of a stream that all nodes write to (ADR 0030).
+"""Computes which nodes use more than their share of a stream that all nodes write (ADR 0030).
 
-nats-server limits a stream or a subject, but not the subjects of a node together. So the controller
-with the fleet lease estimates the space that each node uses, from a sample, and removes messages of
-nodes that exceed their share.
+nats-server can limit a stream or a subject, but not all subjects of a node together. So the
+controller with the fleet lease estimates each node's usage from a sample. It then removes messages
+of the nodes that exceed their share.
 """
 
 from collections import Counter
@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LOOK_AT = 0.25
-"""Share of a stream's space. While less is used, nothing is trimmed."""
+"""Fraction of a stream's space. While less is used, no message is removed."""
 MOST, LEAST, TIMES_FAIR = 0.5, 1 / 16, 4
-"""A node may use four times its fair share, at most half and at least a sixteenth of a stream."""
+"""A node may use four times its fair share, limited to between 1/16 and 1/2 of the stream."""
 _OVERHEAD_BYTES = 64
-"""Approximate overhead of a stored message in addition to subject and body."""
+"""Approximate size that a stored message needs besides its subject and body."""
 _NODE_TOKEN = 2
 """Index of the node in the subjects `virtbus.evt.<node>.…` and `$KV.st.<node>.…`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A node that exceeds its share. It uses about `bytes`; its newest `keep` messages may stay."""
+    """A node above its limit. It uses about `bytes`; its newest `keep` messages may stay."""
 
     node: str
     bytes: int
@@ -29,7 +29,7 @@ class Excess:
 
 
 def limit(max_bytes: int, nodes: int) -> int:
-    """Return how many bytes each of `nodes` nodes may use in a stream that holds `max_bytes`."""
+    """Return how many bytes each of `nodes` nodes may use in a stream of `max_bytes`."""
     fair = TIMES_FAIR / max(nodes, 1)
     return int(max_bytes * min(MOST, max(LEAST, fair)))
 
@@ -37,9 +37,10 @@ def limit(max_bytes: int, nodes: int) -> int:
 def excess(
     sample: Iterable[tuple[str, int]], used_bytes: int, max_bytes: int, messages: int, nodes: int
 ) -> list[Excess]:
-    """Return nodes above their limit, by a sample of (subject, body size) over the whole stream.
+    """Return the nodes above their limit, from a sample of the whole stream.
 
-    `keep` is the number of messages that use about half of the limit.
+    `sample` has the subject and body size of messages. Each result's `keep` is the number of
+    messages that use about half of the limit.
     """
     by_node: Counter[str] = Counter()
     counted: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Checks the volumes of a raw request that have answer files for Windows setup."""
+"""Checks volumes with answer files for Windows setup, in a raw request."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ Raw = Mapping[str, Any]
 
 
 def sysprep_problems(volumes: Sequence[Raw], disks: Sequence[Raw]) -> list[Detail]:
-    """Return the reasons why Windows setup would not find the answer files on these volumes."""
+    """Return why Windows setup would not find the answer files on these volumes."""
     found: list[Detail] = []
     if all(volume.get("sysprep") is None for volume in volumes):
         return found

@@ -1,4 +1,4 @@
-"""Tracks values on the bus that cannot be read, and shows them to people (ADR 0027)."""
+"""Tracks unreadable values on the bus, and shows them to people (ADR 0027)."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -61,11 +61,11 @@ _WAYS_OUT = {
     "join record": "`virtbus bus rebuild` makes it again",
     "node_spec": "`virtbus node fence` or `unfence` replaces it",
 }
-"""The next step for a person, by kind."""
+"""The next step for a person, by kind of value."""
 
 
 class Unreadable(NamedTuple):
-    """An unreadable value: its key, revision, size, and the error."""
+    """An unreadable value: its key, revision and size, and the error."""
 
     key: str
     revision: int
@@ -75,12 +75,12 @@ class Unreadable(NamedTuple):
 
     @property
     def uid(self) -> str:
-        """Return the key's last token: the VM's uid, or a name such as `_spec`."""
+        """Return the last token of the key: the VM's uid, or a name such as `_spec`."""
         return self.key.rpartition(".")[2]
 
     @property
     def kind(self) -> str:
-        """Return the kind of value that the key should have."""
+        """Return the kind of value that belongs at the key."""
         _, bucket, place, *_ = self.key.split(".")
         if of_operation(self.key):
             return "operation" if bucket == "vm" else "operation's status"
@@ -94,7 +94,6 @@ class Unreadable(NamedTuple):
 
     @property
     def way_out(self) -> str:
-        """Return the next step for a person."""
         return _WAYS_OUT.get(self.kind, "its writer writes it again").format(uid=self.uid)
 
 
@@ -108,24 +107,23 @@ class UnreadableValueError(VirtbusError):
 
 
 class Damaged:
-    """The unreadable values that watches delivered, until each is replaced or purged."""
+    """The unreadable values from watches, until each is replaced or purged."""
 
     def __init__(self) -> None:
         self._found: dict[str, Unreadable] = {}
 
     def add(self, found: Unreadable) -> bool:
-        """Add an unreadable value; return False if it is known already."""
+        """Add an unreadable value; return False if it is already known."""
         if self._found.get(found.key) == found:
             return False
         self._found[found.key] = found
         return True
 
     def discard(self, key: str) -> None:
-        """Remove the value of a key that was replaced or purged."""
+        """Remove an unreadable value, because its key was replaced or purged."""
         self._found.pop(key, None)
 
     def has(self, key: str) -> bool:
-        """Return True if the key's value could not be read."""
         return key in self._found
 
     def record_of(self, uid: str) -> bool:
@@ -133,30 +131,27 @@ class Damaged:
         return bool(self._found) and any(one.kind == "record" for one in self.of(uid))
 
     def nodes_of_records(self) -> set[str]:
-        """Return the nodes that have a VM whose record is unreadable."""
+        """Return the nodes that have a VM with an unreadable record."""
         return {one.key.split(".")[2] for one in self if one.kind == "record"}
 
     def in_bucket(self, bucket: str) -> set[str]:
-        """Return the keys of the unreadable values in one bucket."""
         return {key for key in self._found if key.startswith(f"$KV.{bucket}.")}
 
     def of(self, uid: str) -> list[Unreadable]:
-        """Return the unreadable values of one VM: its record, its status."""
+        """Return the unreadable values of a VM, such as its record and its status."""
         return [found for found in self if found.uid == uid]
 
     def claims(self) -> list[Unreadable]:
-        """Return the unreadable claims of names and addresses."""
         return [found for found in self if found.kind in {"name claim", "address claim"}]
 
     def statuses(self) -> list[Unreadable]:
-        """Return the unreadable statuses."""
         return [found for found in self if found.kind == "status"]
 
     def __iter__(self) -> Iterator[Unreadable]:
         return iter(tuple(self._found.values()))
 
     def alarms(self) -> tuple[str, ...]:
-        """Return a sentence for each of the first NAMED_IN_ALARM values, and one for the rest."""
+        """Return a sentence for each of the first NAMED_IN_ALARM values, and one for the others."""
         found = sorted(self)
         texts = [f"{one.key} cannot be read ({one.why}): {one.way_out}" for one in found]
         more = len(texts) - NAMED_IN_ALARM
@@ -164,7 +159,6 @@ class Damaged:
         return tuple(texts[:NAMED_IN_ALARM] + (rest if more > 0 else []))
 
     def shown(self, view: VmView) -> VmView:
-        """Return the view with a condition for each unreadable value of the VM."""
         if not self._found:
             return view
         found = [one for one in self.of(view.uid) if one.kind != "status" or _own(one, view)]
@@ -172,7 +166,7 @@ class Damaged:
 
 
 def _own(found: Unreadable, view: VmView) -> bool:
-    """Return True for a status of the VM's own node."""
+    """Return True if the VM's own node wrote the status."""
     return found.key.split(".")[2] == view.node
 
 

@@ -1,4 +1,4 @@
-"""Tracks VMs that a node has and of which the bus has no record. Only a person ends such VMs."""
+"""Tracks VMs that a node has and the bus has no record of. Only a person ends such VMs."""
 
 from collections.abc import Iterable
 
@@ -13,25 +13,23 @@ ALARM = (
 
 
 def is_held(status: VmStatus) -> bool:
-    """Return True if the node says that it neither starts nor ends the VM."""
+    """Return True if the node reports that it neither starts nor ends the VM."""
     return any(one.type == HELD and one.status for one in status.conditions)
 
 
 class UnrecordedVms:
-    """The nodes of each VM without a record, by uid, because each create looks up its own uid."""
+    """The nodes that have a VM without a record, by uid, because creates look up their own uid."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, set[str]] = {}
 
     def note(self, status: VmStatus) -> None:
-        """Process a status."""
         if is_held(status):
             self._nodes.setdefault(status.uid, set()).add(status.node)
         else:
             self.forget(status.node, status.uid)
 
     def forget(self, node: str, uid: str) -> None:
-        """Process the removal of a status."""
         nodes = self._nodes.get(uid)
         if nodes is not None:
             nodes.discard(node)
@@ -39,7 +37,7 @@ class UnrecordedVms:
                 del self._nodes[uid]
 
     def node_of(self, uid: str) -> str:
-        """Return the first node that has the VM without a record; empty if there is none."""
+        """Return the first node that has the VM without a record; empty if no node has it."""
         return min(self._nodes.get(uid, ()), default="")
 
 

@@ -1,4 +1,4 @@
-"""Joins a VM's record with the status that its node last wrote, as users see the VM."""
+"""Makes the API view of a VM from its record and its node's last status."""
 
 from collections.abc import Mapping
 
@@ -21,10 +21,11 @@ def view(
     fence: Fence | None = None,
     unplaced: str = "",
 ) -> VmView:
-    """Return the VM as the API shows it.
+    """Return the API view of a VM.
 
-    `revision` is the record's revision, which a client repeats in an update. `fence` is the proof
-    that the VM's node is off, if there is one. `unplaced` says why the VM waits for a node.
+    `revision` is the record's revision, which a client repeats in an update. `fence` proves that
+    the VM's node is off; it is None for nodes that are not fenced. `unplaced` says why the VM waits
+    for a node.
     """
     seen = status if status is not None and status.epoch >= record.epoch else None
     conditions = seen.conditions if seen else ()
@@ -92,7 +93,7 @@ def view(
 
 
 def shown_spec(spec: VmSpec) -> VmSpec:
-    """Return a spec for display, without the queries of image URLs. An update restores them."""
+    """Return a spec for display, without queries of image URLs. An update restores the queries."""
     for volume in spec.volumes:
         if volume.image is not None and "?" in volume.image.ref:
             shown = tuple(_shown(volume) for volume in spec.volumes)
@@ -110,9 +111,9 @@ def _shown(volume: Volume) -> Volume:
 def matches(
     record: VmRecord, namespace: str | None, labels: dict[str, str], owner: str = ""
 ) -> bool:
-    """Return True for a record of the namespace and owner with the labels.
+    """Return True for a record of the namespace and owner with all the labels.
 
-    A namespace None, or an empty owner, matches all.
+    None as namespace, or an empty owner, matches every record.
     """
     return (
         (namespace is None or record.namespace == namespace)
@@ -124,7 +125,7 @@ def matches(
 def matching_uids(
     vms: Mapping[str, StoredVm], namespace: str | None, labels: dict[str, str], owner: str = ""
 ) -> list[str]:
-    """Return the uids of the records that match, sorted by namespace, name and uid."""
+    """Return the uids of the matching records, sorted by namespace, name and uid."""
     return [
         held.record.uid
         for held in sorted(vms.values(), key=StoredVm.order)

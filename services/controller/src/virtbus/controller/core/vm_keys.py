@@ -63,12 +63,12 @@ _BY_PREFIX: tuple[tuple[str, Callable[[str, bytes], NamedRecord]], ...] = (
 
 
 _OF_A_NODE = frozenset({OPERATIONS, SECURITY_GROUPS})
-"""The kinds of objects whose keys have the id of a node before the kind."""
+"""The kinds of objects whose keys have a node's id before the kind."""
 _OF_OTHERS = frozenset({HOST_KEY, HOSTS_KEY, PEER_KEY})
 
 
 class StoredVm(NamedTuple):
-    """A record with its revision, as a CAS needs it."""
+    """A VM's record, and its revision for CAS writes."""
 
     record: VmRecord
     revision: int
@@ -78,7 +78,7 @@ class StoredVm(NamedTuple):
 
     @property
     def may_release(self) -> bool:
-        """Return True if the node's status may complete a delete or release a part of the VM."""
+        """Return True if a status may end the VM's delete, or its hold of a volume or address."""
         record = self.record
         return bool(record.deleting or record.detaching or record.address_claims)
 
@@ -96,7 +96,7 @@ NamedT = TypeVar("NamedT", bound=Named)
 
 
 class Stored(NamedTuple, Generic[NamedT]):
-    """A record with its revision, as a CAS needs it."""
+    """A record of a named object, and its revision for CAS writes."""
 
     record: NamedT
     revision: int
@@ -122,11 +122,11 @@ class StoredClaim(NamedTuple):
 
 
 def read_vm_key(key: str, value: bytes) -> VmKey | None:
-    """Return the decoded value at a `$KV.vm` key; the key decides its type.
+    """Return the decoded value at a `$KV.vm` key. The key decides the type.
 
-    Return None for host records, host addresses, overlay peers, join records, reserved sums,
-    operations and the nodes' security groups: other modules use these. Raises VirtbusError if the
-    value cannot be read.
+    Return None for values that other modules decode: host records, host addresses, overlay peers,
+    reserved sums, operations and the nodes' security groups. A join record is checked, but also
+    gives None. Raise VirtbusError if the value is unreadable.
     """
     tokens = key.split(".")
     if tokens[-1] in _OF_OTHERS or tokens[2] == RESERVED or _OF_A_NODE & {*tokens[3:4]}:

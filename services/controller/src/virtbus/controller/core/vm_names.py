@@ -1,4 +1,4 @@
-"""Decides which names and addresses of VMs a guest may know."""
+"""Decides which names and addresses of other VMs a guest may know."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,12 +14,12 @@ EVERY = "*"
 _OF_ONE_HOST = frozenset({NetworkKind.NAT, NetworkKind.ISOLATED})
 
 Openings = Mapping[str, tuple[str, ...]]
-"""Maps a namespace to the other namespaces whose guests may resolve the names of its VMs. `*` among
-these stands for all namespaces."""
+"""By namespace: the other namespaces whose guests may resolve the names of its VMs. `*` stands for
+all namespaces."""
 
 
 def asker_of(fleet: Fleet, node: str, uid: str) -> VmRecord:
-    """Return the record of a VM; raise VirtbusError 403 if the VM is not on that node."""
+    """Return the record of the VM `uid`; raise VirtbusError 403 if the VM is not on `node`."""
     held = fleet.vms.get(uid)
     if held is None or held.record.node != node:
         message = f"the node {node} does not have the VM {uid}, so its guest may ask for no name"
@@ -30,9 +30,9 @@ def asker_of(fleet: Fleet, node: str, uid: str) -> VmRecord:
 def answer(
     fleet: Fleet, uids: Iterable[str], asker: VmRecord, opened: Openings, address: str = ""
 ) -> NameAnswer:
-    """Return the first VM of `uids` that the guest of `asker` may know and that has `address`.
+    """Return the first VM of `uids` that has `address`, and that the guest of `asker` may know.
 
-    Without `address`, the VM may have any addresses, or none.
+    If `address` is empty, the VM's addresses do not matter.
     """
     for uid in uids:
         held = fleet.vms.get(uid)
@@ -55,8 +55,8 @@ def answer(
 def _may_know(asker: VmRecord, record: VmRecord, opened: Openings) -> bool:
     """Return True if the asker's guest may know the VM of `record`.
 
-    The VM is in the asker's namespace, or in a namespace that is open to the asker's namespace, or
-    both VMs are on the same network with `share_names`.
+    One of these suffices: the VM is in the asker's namespace, its namespace is open to the asker's
+    namespace, or both VMs are on a network with `share_names`.
     """
     namespace, allowed = asker.namespace, opened.get(record.namespace, ())
     if record.namespace == namespace or EVERY in allowed or namespace in allowed:
@@ -72,9 +72,9 @@ def _sharing(record: VmRecord) -> set[str]:
 def addresses_of(status: VmStatus | None, networks: Targets = NO_TARGETS) -> tuple[str, ...]:
     """Return the addresses that a status reports, without prefix lengths.
 
-    Addresses on nat and isolated networks of `networks` are left out: each host has the same subnet
-    of such a network, so on the asker's host another guest may have the address. Of the others,
-    the first MAX_ADDRESSES are returned, except those with more than 64 characters.
+    Addresses on nat and isolated networks of `networks` are left out. Each host has the same subnet
+    of such a network, so another guest on the asker's host may have the address. The result has at
+    most MAX_ADDRESSES addresses, of at most 64 characters each.
     """
     found = [
         one.partition("/")[0]

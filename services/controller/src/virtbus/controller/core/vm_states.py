@@ -1,4 +1,4 @@
-"""Decides the state of a VM that users see, by a table over its record, status and node.
+"""Decides the state of a VM that users see, from a table over its record, status and node.
 
 docs/reference/states.md is generated from STATES.
 """
@@ -17,16 +17,16 @@ from virtbus.schemas.vm_status import VmStatus
 class StateInputs(NamedTuple):
     """The inputs of the table.
 
-    The last four fields come from the VM's status, unless the status has a lower epoch than the
-    record.
+    The last four fields come from the VM's status. If its epoch is lower than the record's, they
+    keep their defaults.
     """
 
     record: VmRecord
     node: NodeState
     reported: VmState = VmState.SCHEDULED
-    """Before the node's first status, the VM is Scheduled."""
+    """The state in the node's last status; Scheduled before the first status."""
     releasing: bool = False
-    """The node removes the VM from the host, or has done so."""
+    """True if the node removes the VM from its host, or has removed it."""
     released: bool = False
     rejected: bool = False
 
@@ -34,7 +34,7 @@ class StateInputs(NamedTuple):
 class StateRow(NamedTuple):
     """A state, and its condition in words and as a function.
 
-    If `state` is None, the row means the state that the node reported.
+    A `state` of None stands for the state that the node reported.
     """
 
     state: VmState | None
@@ -68,7 +68,7 @@ STATES = (
     StateRow(VmState.STOPPING, "its node releases it for a move", lambda vm: vm.releasing),
     StateRow(None, "otherwise; Scheduled before its node reports", lambda _: True),
 )
-"""The first row whose condition is true decides."""
+"""The first row whose condition holds decides."""
 
 
 def visible_state(record: VmRecord, status: VmStatus | None, node: NodeState) -> VmState:

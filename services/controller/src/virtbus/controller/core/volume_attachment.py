@@ -1,4 +1,4 @@
-"""Computes the record of a VM after a volume was attached, detached or grown (ADR 0045, 0056)."""
+"""Computes a VM's record after a volume was attached, detached or grown (ADR 0045, 0056)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +25,7 @@ NO_USB = "a running guest has a USB controller only if it has a USB disk; use vi
 def attached(
     record: VmRecord, status: VmStatus | None, volume: VolumeRecord, disk: Disk
 ) -> VmRecord:
-    """Return the record with the volume as content of `disk`; unchanged if the VM has the volume.
+    """Return the record with the volume in `disk`; unchanged if the VM already has the volume.
 
     Raises:
         VirtbusError: 400: the disk is invalid. 403 `not_owner`: the VM and the volume have
@@ -60,8 +60,8 @@ def attached(
 def detached(record: VmRecord, status: VmStatus | None, volume: VolumeRecord) -> VmRecord:
     """Return the record without the volume's disk; unchanged if the VM does not have the volume.
 
-    If the VM may run, `volume_refs` keeps the volume until the VM's node has detached the disk: see
-    `released`.
+    If the VM may run, `volume_refs` keeps the volume. `released` removes it after the VM's node has
+    detached the disk.
 
     Raises:
         VirtbusError: the 409 errors of `refuse_unplaced` and `refuse_running`.
@@ -89,7 +89,7 @@ def detached(record: VmRecord, status: VmStatus | None, volume: VolumeRecord) ->
 def refuse_mounted(
     record: VmRecord, volume: VolumeRecord, info: GuestInfo, names: set[str]
 ) -> None:
-    """Raise 409 if the guest has mounted a file system on a disk of these names."""
+    """Raise 409 if the guest has mounted a file system of a disk in `names`."""
     mounted = [
         one.mountpoint or one.name for one in info.filesystems if names & set(one.spec_disks)
     ]
@@ -102,10 +102,10 @@ def refuse_mounted(
 
 
 def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
-    """Return the record without the volumes that, by the VM's status, its node has detached.
+    """Return the record without the volumes that its node has detached.
 
     The status must have the record's node and epoch, and at least its generation. An older status
-    may be about an earlier detach.
+    may report an earlier detach.
     """
     if status is None or (status.node, status.epoch) != (record.node, record.epoch):
         return record
@@ -119,7 +119,7 @@ def released(record: VmRecord, status: VmStatus | None) -> VmRecord:
 def grown(
     record: VmRecord, status: VmStatus | None, volume: VolumeRecord, size_bytes: int
 ) -> VmRecord:
-    """Return the record with the volume's new size; unchanged if the new size is not larger.
+    """Return the record with the volume's new size; unchanged if that size is not larger.
 
     Raises:
         VirtbusError: the 409 errors of `refuse_unplaced` and `refuse_running`.
@@ -141,7 +141,7 @@ def grown(
 
 
 def refuse_growth(before: VmRecord, after: VmRecord, status: VmStatus | None) -> None:
-    """Raise 409 as `refuse_running` if an update lets one of the VM's own disks grow."""
+    """Raise the 409 of `refuse_running` if an update grows one of the VM's own disks."""
     names = grown_disks(before.spec, after.spec)
     for disk in after.spec.domain.devices.disks:
         if disk.name in names:
@@ -149,12 +149,12 @@ def refuse_growth(before: VmRecord, after: VmRecord, status: VmStatus | None) ->
 
 
 def disks_of(record: VmRecord, ref: VolumeRef) -> set[str]:
-    """Return the names of the VM's disks whose content is the volume; sizes may differ."""
+    """Return the names of the VM's disks that contain the volume. Its size does not matter."""
     return {name for name, one in record.volume_refs.items() if one.folder == ref.folder}
 
 
 def disks_pending(status: VmStatus | None, names: set[str]) -> str:
-    """Return why disks of these names do not match the record yet; empty if they match."""
+    """Return why disks in `names` do not match the record yet; empty if they all match."""
     waits = status.disks_pending if status is not None else {}
     return "; ".join(waits[name] for name in sorted(names & waits.keys()))
 
@@ -170,8 +170,8 @@ def refuse_unplaced(record: VmRecord) -> None:
 def is_off(record: VmRecord, status: VmStatus | None) -> bool:
     """Return True if the VM's node has confirmed the last power request, and the guest is off.
 
-    Each start changes the record. So a CAS at the revision of `record` fails if the VM was started
-    after this check.
+    Each start changes the record. So if a start follows this check, a CAS at the revision of
+    `record` fails.
     """
     if record.powered or status is None or status.state is not VmState.STOPPED:
         return False
@@ -180,7 +180,7 @@ def is_off(record: VmRecord, status: VmStatus | None) -> bool:
 
 
 def refuse_running(record: VmRecord, status: VmStatus | None, verb: Verb, disk: Disk) -> None:
-    """Raise 409 with the reason if `verb` needs a VM that is off, and the VM may run."""
+    """Raise 409, with a reason, if the VM may run and `verb` needs a VM that is off."""
     if is_off(record, status):
         return
     ability = ABILITIES[disk.bus][verb]
@@ -197,7 +197,7 @@ def refuse_running(record: VmRecord, status: VmStatus | None, verb: Verb, disk: 
 
 
 def _changed(record: VmRecord, volumes: Iterable[Volume], disks: Iterable[Disk]) -> VmRecord:
-    """Return the record with these volumes and disks; raises VirtbusError 400 if one is invalid."""
+    """Return the record with these volumes and disks; raise VirtbusError 400 if one is invalid."""
     plain: dict[str, Any] = record.spec.model_dump()
     plain["volumes"] = [one.model_dump() for one in volumes]
     plain["domain"]["devices"]["disks"] = [one.model_dump() for one in disks]

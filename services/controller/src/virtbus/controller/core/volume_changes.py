@@ -1,4 +1,4 @@
-"""Decides about creates, changes and deletes of volumes, and shows volumes (ADR 0045)."""
+"""Decides about creates, changes and deletes of volumes, and makes their API views (ADR 0045)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -22,16 +22,16 @@ NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def create_step(there: VolumeRecord | None, ended: str, wanted: VolumeRecord) -> CreateStep:
-    """Return the next step of a create; raises VirtbusError as `named_creates.create_step`."""
+    """Return the next step of a create; raise VirtbusError as `named_creates.create_step` does."""
     differences = _differences(there, wanted) if there is not None else ()
     return named_creates.create_step(there, ended, wanted, "volume", differences)
 
 
 def refuse_known_uid(wanted: VolumeRecord, known: StoredVolume | None) -> None:
-    """Raise 409 if `known`, a cached volume of another name, has the wanted uid.
+    """Raise 409 if `known`, a cached volume of another name, has the uid of `wanted`.
 
-    The cache may lag, so this check may miss such a volume. Therefore no code finds the data of a
-    volume by the uid alone.
+    The cache may lag, so the check may miss a volume with this uid. So no code may find a volume's
+    data by the uid alone.
     """
     if known is not None:
         message = (
@@ -42,7 +42,7 @@ def refuse_known_uid(wanted: VolumeRecord, known: StoredVolume | None) -> None:
 
 def _differences(there: VolumeRecord, wanted: VolumeRecord) -> tuple[Detail, ...]:
     before, after = (one.spec.model_dump(mode="json") for one in (there, wanted))
-    if not wanted.spec.size:  # 0 asks for the source's size, which is known by now
+    if not wanted.spec.size:  # a size of 0 asks for the source's size, which `there` has
         after["size"] = before["size"]
     paths = [*changed_paths(before, after, "spec")]
     if wanted.node not in {"", there.node}:
@@ -55,8 +55,8 @@ def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
 
     Raises:
         VirtbusError: 400: the volume would shrink, or cannot have the retention. 409 `deleting`:
-            it is being deleted. 409 `volume_in_use`: it would grow, and a VM holds it. The record
-            of that VM would have to change in the same batch.
+            it is being deleted. 409 `volume_in_use`: it would grow, and a VM holds it. Growth would
+            have to change the VM's record in the same batch.
     """
     refuse_deleting(record)
     spec = record.spec
@@ -76,7 +76,7 @@ def updated(record: VolumeRecord, want: VolumeUpdate) -> VolumeRecord:
 
 
 def refuse_made_for_none(record: VolumeRecord) -> None:
-    """Raise 400 if the volume would be deleted with a VM, and no VM's spec made it."""
+    """Raise 400 if the volume should be deleted with its VM, but no VM's spec made it."""
     if record.spec.retention is Retention.DELETE and not record.made_for:
         message = "is only for volumes that a VM's spec makes: no VM's delete would remove it"
         hint = "leave it out; `virtbus volume delete` removes the volume"
@@ -84,7 +84,7 @@ def refuse_made_for_none(record: VolumeRecord) -> None:
 
 
 def _refuse_end_of_shared(spec: VolumeSpec) -> None:
-    """Raise 400 if a shared volume would be deleted with one of its VMs."""
+    """Raise 400 if a shared volume should be deleted with one of its VMs."""
     if spec.is_shared and spec.retention is Retention.DELETE:
         message = "a shared volume has no VM that it ends with"
         hint = "leave it out; `virtbus volume delete` removes the volume"
@@ -126,13 +126,13 @@ def deleting(record: VolumeRecord) -> VolumeRecord:
 
 
 def held_by(record: VolumeRecord, names: Mapping[str, str] = NO_NAMES) -> str:
-    """Return the holders of a volume in words, each by its name in `names`, otherwise by uid."""
+    """Return "VM x holds" or "VMs x, y hold"; the holders are their names, or uids if unknown."""
     first, *more = [names.get(uid, uid) for uid in record.holders]
     return f"VMs {', '.join((first, *more))} hold" if more else f"VM {first} holds"
 
 
 def _in_use(record: VolumeRecord) -> VirtbusError:
-    """Return 409 with the holders."""
+    """Return the error 409 with the holders."""
     several = len(record.holders) > 1
     of, step = (" VM", "takes it from one of them") if several else ("", "frees it")
     who = "; `virtbus volume list` shows their names" if several else ""
@@ -146,11 +146,11 @@ def _in_use(record: VolumeRecord) -> VirtbusError:
 def mended(
     want: VolumeAsk, known: VolumeRecord | None, users: Sequence[str], uid: str
 ) -> VolumeRecord:
-    """Return a record that marks the volume as deleting, in place of an unreadable record.
+    """Return a record in the state deleting, which replaces an unreadable record.
 
-    `known` is the volume's last readable record, if any. Without `known`, the volume gets the
-    requested uid, otherwise `uid`, and its data stays on its node. `users` are the VMs that name
-    the volume.
+    `known` is the volume's last readable record. If it is None, the volume gets the requested uid,
+    or `uid` if the request has none. The volume's data then stays on its node. `users` are the VMs
+    that name the volume.
 
     Raises:
         VirtbusError: 409 `volume_in_use`: a VM names the volume or holds it. The errors of
@@ -180,10 +180,10 @@ def mended(
 
 
 def adopted(ref: VolumeRef, node: str, now_ns: int) -> VolumeRecord:
-    """Return a volume whose data is on `node`, from the node's copy of its reference.
+    """Return the record of a volume whose data is on `node`, from the node's copy of its reference.
 
     Raises:
-        VirtbusError: 400: the copy does not describe a valid volume.
+        VirtbusError: 400: the copy describes no valid volume.
     """
     return VolumeRecord(
         uid=ref.uid,
@@ -205,7 +205,7 @@ def has_data(record: VolumeRecord) -> bool:
 
 
 def has_data_on_node(record: VolumeRecord) -> bool:
-    """Return True if a node may have data of the volume. Data on a storage server is on no node."""
+    """Return True if a node may have the volume's data; a storage server's data is on no node."""
     return has_data(record) and not ABILITIES[record.pool_kind].shared
 
 
@@ -215,7 +215,7 @@ def refuse_deleting(record: VolumeRecord) -> None:
 
 
 def refuse_large(record: VolumeRecord) -> None:
-    """Raise 413 if the volume's record is larger than accepted from users."""
+    """Raise 413 if the volume's record is larger than users may send."""
     size = len(encode(record))
     if size > VOLUME_ACCEPTED_BYTES:
         parts = {"labels": record.labels, "spec.source.image": record.spec.source.image or ""}
@@ -226,12 +226,12 @@ def refuse_large(record: VolumeRecord) -> None:
 
 
 def refuse_other(want: VolumeAsk, record: VolumeRecord) -> None:
-    """Raise 409 if the volume of the requested name has another uid than the requested one."""
+    """Raise 409 if the requested uid is not the uid of the volume with the requested name."""
     named_creates.refuse_other(want.uid, record, "volume")
 
 
 def not_found(want: VolumeAsk) -> VirtbusError:
-    """Return 404 with the requested name."""
+    """Return the error 404 for the requested name."""
     message = (
         f"there is no volume named {want.name} in namespace {want.namespace}; "
         "`virtbus volume list` shows what there is"
@@ -240,7 +240,7 @@ def not_found(want: VolumeAsk) -> VirtbusError:
 
 
 def state_of(record: VolumeRecord, *, leaving: bool = False) -> VolumeState:
-    """Return the state that users see; `leaving` is True while a holder detaches the volume."""
+    """Return the state for users; `leaving` is True while a holder detaches the volume."""
     if record.deleting:
         return VolumeState.DELETING
     if record.lost:
@@ -270,7 +270,7 @@ def hold_remains(record: VolumeRecord, vm: str, unreadable: Iterable[Unreadable]
 def shown(
     held: StoredVolume, holders: Sequence[VolumeHolder] = (), message: str = ""
 ) -> VolumeView:
-    """Return the volume as the API shows it, with its `holders`."""
+    """Return the API view of a volume with its `holders`."""
     leaving = any(one.detaching for one in holders)
     record, state = held.record, state_of(held.record, leaving=leaving)
     return VolumeView(
@@ -298,6 +298,6 @@ def shown(
 
 
 def _open_fill(record: VolumeRecord) -> str:
-    """Return the operation that fills the volume or failed to; empty if there is none."""
+    """Return the operation that fills the volume, or that failed to; empty if it is filled."""
     fill = record.fill
     return "" if fill is None or fill.state is FillState.FILLED else fill.operation

@@ -1,4 +1,4 @@
-"""Decides about the copy that gives a new volume its first content (ADR 0053)."""
+"""Decides about the copy that becomes a new volume's first content (ADR 0053)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,11 +19,11 @@ from virtbus.schemas.volume_ref import FillSource
 from virtbus.schemas.wire import invalid
 
 MAX_WHY_CHARS = 1000
-"""Limit of a failure's message in the volume's record. The operation has the complete message."""
+"""Limit of the failure message in the volume's record. The operation has the complete message."""
 
 
 def of_image(record: VolumeRecord, node: str, operation: str) -> VolumeRecord:
-    """Return a new volume that is filled with a copy of its image, on `node`."""
+    """Return a new volume that is being filled with a copy of its image on `node`."""
     source = FillSource(image=record.spec.source.image or "", target=record.target)
     return _filled_by(record, source, node, operation)
 
@@ -31,9 +31,9 @@ def of_image(record: VolumeRecord, node: str, operation: str) -> VolumeRecord:
 def of_volume(
     record: VolumeRecord, source: VolumeRecord, operation: str, running: str
 ) -> VolumeRecord:
-    """Return a new volume that is filled with a copy of the volume `source`.
+    """Return a new volume that is being filled with a copy of the volume `source`.
 
-    `running` is the VM that holds the source; empty if that VM is off.
+    `running` is the VM that holds the source; empty if no VM holds it, or the VM is off.
 
     Raises:
         VirtbusError: 400: the new volume is smaller than the source. 409 `volume_elsewhere`: the
@@ -53,7 +53,7 @@ def of_volume(
 
 
 def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> VolumeRecord:
-    """Return a new volume that is filled with the `disk` of a VM, as `exports.of_vm` describes it.
+    """Return a new volume that is being filled with a VM's disk, which `exports.of_vm` describes.
 
     Raises:
         VirtbusError: 409 `volume_elsewhere`: the VM is not on the requested node.
@@ -66,7 +66,7 @@ def of_vm(record: VolumeRecord, disk: Mapping[str, Any], operation: str) -> Volu
 
 
 def of_backup(record: VolumeRecord, operation: str) -> VolumeRecord:
-    """Return a new volume that is filled with a disk of a backup on the requested node.
+    """Return a new volume that is being filled from a backup on the requested node.
 
     Raises:
         VirtbusError: 400: the request names no node.
@@ -80,7 +80,7 @@ def of_backup(record: VolumeRecord, operation: str) -> VolumeRecord:
 
 
 def of_snapshot(record: VolumeRecord, snapshot: SnapshotRecord, operation: str) -> VolumeRecord:
-    """Return a new volume that is filled with a disk of a snapshot.
+    """Return a new volume that is being filled with a disk of a snapshot.
 
     Raises:
         VirtbusError: 409 `volume_elsewhere`: the snapshot is not on the requested node. The errors
@@ -102,8 +102,8 @@ def _filled_by(record: VolumeRecord, source: FillSource, node: str, operation: s
 def node_for(nodes: Sequence[Candidate], image: str, size_bytes: int) -> str:
     """Return the node for a copy of an image.
 
-    Nodes that have the image are preferred. Among these, or if no node has the image, the node with
-    the most free space is chosen.
+    A node that has the image is preferred. Among equal nodes, the one with the most free space is
+    chosen.
 
     Raises:
         VirtbusError: 429 `no_node`: no node is ready and has room for `size_bytes`.
@@ -147,7 +147,7 @@ def operation_of(record: VolumeRecord, fill: VolumeFill, now_ns: int) -> Operati
 
 
 def again(record: VolumeRecord, operation: str) -> VolumeRecord:
-    """Return the volume with another copy of its content under way, by `operation`.
+    """Return the volume after its failed copy was started again by the operation `operation`.
 
     A volume that is being filled is returned unchanged.
 
@@ -174,7 +174,7 @@ def again(record: VolumeRecord, operation: str) -> VolumeRecord:
 
 
 def after(record: VolumeRecord, status: OperationStatus) -> VolumeRecord:
-    """Return the volume after the end of the operation that fills it; unchanged before the end."""
+    """Return the volume after its fill ended; unchanged if the operation has not ended."""
     fill = record.fill
     if fill is None or fill.state is not FillState.FILLING or not status.ended:
         return record
@@ -188,13 +188,13 @@ def after(record: VolumeRecord, status: OperationStatus) -> VolumeRecord:
 
 
 def failed(record: VolumeRecord, fill: VolumeFill, why: str) -> VolumeRecord:
-    """Return the volume after a failure of its copy."""
+    """Return the volume after its copy failed."""
     ended = {"state": FillState.FAILED, "message": why[:MAX_WHY_CHARS]}
     return record.model_copy(update={"fill": fill.model_copy(update=ended)})
 
 
 def progress(record: VolumeRecord, status: OperationStatus | None) -> str:
-    """Return the progress of a volume's copy, or its failure; empty if there is none to show."""
+    """Return the progress or the failure of a volume's copy; empty after success or without one."""
     fill = record.fill
     if fill is None or fill.state is FillState.FILLED:
         return ""
@@ -207,7 +207,7 @@ def progress(record: VolumeRecord, status: OperationStatus | None) -> str:
 
 
 def of_status(operation: str, status: OperationStatus | None) -> str:
-    """Return the progress of an operation on a volume."""
+    """Return the progress of an operation on a volume, in words."""
     if status is not None and status.ended:
         return f"operation {operation} has ended"
     if status is None or not status.step:

@@ -1,7 +1,7 @@
-"""Decides which VM holds a volume (ADR 0045).
+"""Decides which VMs hold a volume (ADR 0045).
 
-One VM at a time holds a volume, from the VM's commit to its end. Several VMs can hold a shared
-volume at the same time (ADR 0086).
+A VM holds a volume from the VM's commit to its end. Only a shared volume can have several holders
+at the same time (ADR 0086).
 """
 
 import uuid
@@ -25,11 +25,11 @@ from virtbus.schemas.volume_spec import SHARED_MAX, Access
 from virtbus.schemas.wire import invalid, validate
 
 NOWHERE: Mapping[str, object] = {"node": "", "bound": False}
-"""The fields of a volume on no node, such as a volume on a storage server whose VM has no node."""
+"""The fields of a volume on a storage server while no node uses it."""
 
 
 def wanted_volumes(spec: VmSpec) -> dict[str, str]:
-    """Return the named volumes of a spec: names of volumes by the names of their disks."""
+    """Return the names of the named volumes in a spec, by the names of their disks."""
     return {one.name: one.volume.name for one in spec.volumes if one.volume is not None}
 
 
@@ -38,16 +38,16 @@ def _named(spec: VmSpec) -> Iterator[NamedVolume]:
 
 
 def uid_of(vm: str, name: str) -> str:
-    """Return the uid of the volume `name` that the spec of the VM with the uid `vm` makes.
+    """Return the uid of the volume `name` that the spec of the VM `vm` makes.
 
-    A repeated create of the VM uses the same uid. So it makes the volume only once, and does not
-    make it again after the volume's delete.
+    A repeated create of the VM gets the same uid. So the create makes the volume only once, and
+    does not make it again after the volume was deleted.
     """
     return str(uuid.uuid5(uuid.UUID(vm), name))
 
 
 def ref_of(record: VolumeRecord) -> VolumeRef:
-    """Return the description of a volume for the record of its VM."""
+    """Return the reference to a volume, which describes it in the record of its VM."""
     return VolumeRef(
         uid=record.uid,
         namespace=record.namespace,
@@ -63,9 +63,9 @@ def ref_of(record: VolumeRecord) -> VolumeRef:
 
 
 def _is_same(now: VolumeRef, ref: VolumeRef) -> bool:
-    """Return True if the volume `now` matches its description `ref` in a VM's record.
+    """Return True if a volume's present reference `now` matches the reference in a VM's record.
 
-    A copy may be larger than described: it may have got its size after that record was made.
+    A copied volume may be larger than `ref`, because it may have got its size later.
     """
     larger = ref.copied and now.size_bytes > ref.size_bytes
     return now == (ref.model_copy(update={"size_bytes": now.size_bytes}) if larger else ref)
@@ -77,7 +77,7 @@ def fill_of(ref: VolumeRef) -> VolumeFill | None:
 
 
 def plain_spec(ref: VolumeRef) -> VolumeSpec:
-    """Return the spec of a volume from its reference, which does not have the source of a copy."""
+    """Return the spec of a volume from its reference. A reference does not name a copy's source."""
     size = max(ref.size_bytes, DISK_MIN) if ref.copied else ref.size_bytes
     source = {"image": ref.image or None}
     spec = {"size": size, "pool": ref.pool, "source": source}
@@ -87,11 +87,11 @@ def plain_spec(ref: VolumeRef) -> VolumeSpec:
 
 
 def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
-    """Return the volume that the record of its VM describes, for a bus that has lost it.
+    """Return the volume that its VM's record describes, to replace one that the bus has lost.
 
     The VM holds the volume at once, because its guest may run. Labels and protection are lost, so
-    the volume is retained when the VM is deleted. On a storage server a delete removes no data, so
-    there the volume gets the retention of the template that made it.
+    the volume usually outlives the VM. A volume on a storage server gets the retention of its
+    template, because a delete removes no data there.
     """
     template = next((one.template for one in _named(vm.spec) if one.name == ref.name), None)
     is_made = template is not None and ref.uid == uid_of(vm.uid, ref.name)
@@ -114,10 +114,10 @@ def restored(ref: VolumeRef, vm: VmRecord, now_ns: int) -> VolumeRecord:
 
 
 def as_held(record: VolumeRecord, ref: VolumeRef, vm: VmRecord) -> VolumeRecord:
-    """Return the volume changed to match `ref`, from the VM's record, which is the newer record.
+    """Return the volume changed to match `ref`, which is in the newer record of its VM.
 
-    If the bus was restored from a backup, the volume's record may name the place that its data had
-    before a move. Data in that place stays for an audit.
+    If the bus was restored from a backup, the volume's record may still name the node and pool
+    before a move. Data there stays for an audit.
     """
     if record.spec.size < ref.size_bytes:
         record = sized(record, ref.size_bytes)
@@ -138,7 +138,7 @@ def sized(record: VolumeRecord, size_bytes: int) -> VolumeRecord:
 
 
 def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) -> VolumeRecord:
-    """Return the volume if the VM of the uid `vm` may hold it.
+    """Return the volume if the VM with the uid `vm` may hold it.
 
     Raises:
         VirtbusError: 404 `volume_not_found`: no volume has that name. All others are 409.
@@ -179,7 +179,7 @@ def refuse_hold(there: StoredVolume | None, name: str, namespace: str, vm: str) 
 
 
 def holding(record: VolumeRecord, vm: VmRecord, now_ns: int) -> VolumeRecord:
-    """Return the volume with the VM as its holder, or among its holders if it is shared."""
+    """Return the volume with the VM as its holder; a shared volume keeps its other holders."""
     if not record.spec.is_shared:
         since_ns = record.held_since_ns if record.holder == vm.uid else now_ns
         return record.model_copy(update={"holder": vm.uid, "held_since_ns": since_ns})
@@ -189,7 +189,7 @@ def holding(record: VolumeRecord, vm: VmRecord, now_ns: int) -> VolumeRecord:
 
 
 def _with_holds(record: VolumeRecord, holds: Mapping[str, VolumeHold]) -> VolumeRecord:
-    """Return a shared volume with these holders. On a storage server the volume has no node."""
+    """Return a shared volume with the given holders. On a storage server, it has no node."""
     first = next(iter(holds), "")
     update: dict[str, object] = {
         "holds": dict(holds),
@@ -202,10 +202,10 @@ def _with_holds(record: VolumeRecord, holds: Mapping[str, VolumeHold]) -> Volume
 
 
 def on_node_of(vm: VmRecord, record: VolumeRecord) -> VolumeRecord:
-    """Return the volume on the node of its holder.
+    """Return the volume on the node of its holder `vm`.
 
-    If the holder has no node, a volume on a storage server gets no node, and any other volume keeps
-    its node. A shared volume on a storage server never has a node.
+    If the holder has no node, a volume on a storage server loses its node, and any other volume
+    keeps its node. A shared volume on a storage server never has a node.
     """
     if _on_server(record) and record.spec.is_shared:
         return record
@@ -215,14 +215,14 @@ def on_node_of(vm: VmRecord, record: VolumeRecord) -> VolumeRecord:
 
 
 def hold_node(record: VolumeRecord, vm: str) -> str:
-    """Return the node on which a holder may use the volume; empty if there is none."""
+    """Return the node on which the holder `vm` may use the volume; empty if it has none."""
     if record.lost or not record.bound:
         return ""
     return record.holds[vm].node if vm in record.holds else record.node
 
 
 def without_node(record: VolumeRecord, node: str) -> VolumeRecord:
-    """Return a volume after `node`, which has no data of it, was forgotten."""
+    """Return a volume without data on `node`, after that node was forgotten."""
     if not record.spec.is_shared:
         return record.model_copy(update=NOWHERE)
     holds = {
@@ -234,9 +234,9 @@ def without_node(record: VolumeRecord, node: str) -> VolumeRecord:
 
 
 def refuse_buffered(spec: VmSpec, refs: Mapping[str, VolumeRef]) -> None:
-    """Raise 400 if the host would cache writes to a disk of a shared volume.
+    """Raise 400 if the host would cache the writes to a shared volume.
 
-    Another host, or another QEMU with a cache of its own, would not see the cached writes.
+    Another host, or another QEMU with its own cache, would not see these writes.
     """
     details = tuple(
         Detail(
@@ -272,10 +272,10 @@ def held(there: StoredVolume | None, ref: VolumeRef, vm: VmRecord, now_ns: int) 
 
 
 def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
-    """Return the volume with at least the size in `ref`. The record of its holder has that size.
+    """Return the volume with at least the size in `ref`, which is in its holder's record.
 
     Raises:
-        VirtbusError: 503 `contended`: the VM does not hold the volume any more.
+        VirtbusError: 503 `contended`: the VM no longer holds the volume.
     """
     if there is None or there.record.uid != ref.uid or vm not in there.record.holders:
         message = f"the volume {ref.name} has changed meanwhile; repeat the request"
@@ -287,10 +287,10 @@ def grown(there: StoredVolume | None, ref: VolumeRef, vm: str) -> VolumeRecord:
 def freed(
     there: StoredVolume | None, ref: VolumeRef, vm: str, *, ended: bool = False
 ) -> VolumeRecord | None:
-    """Return the volume without the holder `vm`; None if this VM does not hold it (any more).
+    """Return the volume without the holder `vm`; None if this VM does not hold it.
 
-    `ended` is True if the VM was deleted, and nothing is left of it. Only then is a volume deleted,
-    if it was made for this VM and is not retained.
+    `ended` is True if the VM was deleted, and nothing is left of it. A volume that was made for the
+    VM and is not retained is then deleted, too.
     """
     if there is None or there.record.uid != ref.uid or vm not in there.record.holders:
         return None
@@ -301,7 +301,7 @@ def freed(
     if ended and there.record.ends_with == vm:
         return there.record.model_copy(update=free | {"deleting": True})
     if _on_server(there.record):
-        free |= NOWHERE  # the next VM may be on any node with the pool
+        free |= NOWHERE  # the next VM may be on any node that has the pool
     return there.record.model_copy(update=free)
 
 

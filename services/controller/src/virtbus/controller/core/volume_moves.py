@@ -19,12 +19,11 @@ GIVEN_UP = "it was given up"
 
 
 class Goal(NamedTuple):
-    """A place for a volume's data: the goal of a move, the present place or the former one."""
+    """A node and a pool for a volume's data: the goal of a move, or where the data is or was."""
 
     node: str
     pool: str
     kind: PoolKind = PoolKind.LOCAL
-    """The kind of the pool."""
 
 
 def goal_of(
@@ -32,7 +31,7 @@ def goal_of(
 ) -> Goal:
     """Return the goal of a request. `pools` are the pools of the goal's node, by name.
 
-    An empty `node` means the volume's node, and a `pool` of None means the volume's pool.
+    An empty `node` means the volume's present node. None as `pool` means its present pool.
     """
     name = pool or record.spec.pool
     kind = record.pool_kind if name == record.spec.pool else _kind_at(pools, name)
@@ -40,7 +39,7 @@ def goal_of(
 
 
 def _kind_at(pools: Mapping[str, PoolReport], name: str) -> PoolKind:
-    """Return the kind of a pool; PoolKind.LOCAL if it is not among `pools`."""
+    """Return the kind of a pool; PoolKind.LOCAL if the node does not report the pool."""
     there = pools.get(name)
     return PoolKind.LOCAL if there is None else there.kind
 
@@ -50,10 +49,10 @@ def begun(
 ) -> VolumeRecord:
     """Return the volume with a move to `goal`. `export` and `fill` are the ids of its operations.
 
-    If the volume is already at `goal`, nothing is copied. If its data is being copied to another
-    place, that move is given up, and counts as failed. A volume without data gets the goal's node
-    at once, but is refused if a VM holds it or its data is lost. `is_off` is True if the VM that
-    holds the volume is off, and stays off until the move's end.
+    If the volume is already at `goal`, nothing is copied, and a move that is copying its data
+    elsewhere is given up as failed. A volume without data and holder gets the goal's node at once.
+    A volume whose data is lost, or with a holder and no data, is refused. `is_off` is True if the
+    holder is off, and stays off until the move ends.
 
     Raises:
         VirtbusError: 409 `deleting`: the volume is being deleted. 409 `volume_in_use`: a VM holds
@@ -81,12 +80,12 @@ def begun(
 
 
 def place_of(record: VolumeRecord) -> Goal:
-    """Return the place of the volume's data."""
+    """Return the node and pool of the volume's data."""
     return Goal(record.node, record.spec.pool, record.pool_kind)
 
 
 def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
-    """Raise an error if the volume cannot be moved at all, or cannot change to the goal's pool.
+    """Raise an error if the volume cannot be moved, or cannot change to the goal's pool.
 
     Raises:
         VirtbusError: 422 `volume_shared`: the volume is shared, or its data is on a server that all
@@ -110,10 +109,10 @@ def _refuse_pools(record: VolumeRecord, goal: Goal) -> None:
 
 
 def _if_same(record: VolumeRecord, move: VolumeMove, goal: Goal) -> VolumeRecord:
-    """Return the volume if its data is being copied to this goal; otherwise raise 409.
+    """Return the volume if its data is already being copied to `goal`.
 
     Raises:
-        VirtbusError: 409 `volume_moving`.
+        VirtbusError: 409 `volume_moving`: another move of the volume has not ended.
     """
     if record.is_moving and goal[:2] == (move.target, move.pool or record.spec.pool):
         return record
@@ -123,19 +122,19 @@ def _if_same(record: VolumeRecord, move: VolumeMove, goal: Goal) -> VolumeRecord
 
 
 def moved_ref(record: VolumeRecord, move: VolumeMove) -> VolumeRef:
-    """Return the description of the volume after the move: a copy that rests on no image."""
+    """Return the volume's reference after the move, which makes a copy that rests on no image."""
     there = {"pool": move.pool or record.spec.pool, "kind": _kind_of(record, move)}
     copied = {"image": "", "target": None, "copied": True}
     return ref_of(record).model_copy(update=there | copied)
 
 
 def _kind_of(record: VolumeRecord, move: VolumeMove) -> PoolKind:
-    """Return the kind of the pool that gets the data."""
+    """Return the kind of the target's pool."""
     return move.kind if move.pool else record.pool_kind
 
 
 def image_name(record: VolumeRecord, move: VolumeMove) -> str:
-    """Return the image name under which the target stores the exported file for the fill."""
+    """Return the image name under which the target keeps the exported file until the fill."""
     return f"volumes/{record.namespace}/{record.name}-{move.export[-12:]}"
 
 
@@ -158,7 +157,7 @@ def export_of(record: VolumeRecord, move: VolumeMove, now_ns: int) -> OperationR
 def fill_of(
     record: VolumeRecord, move: VolumeMove, file: ExportResult, now_ns: int
 ) -> OperationRecord:
-    """Return the operation that makes the volume's disk from the file, on the target node."""
+    """Return the operation that makes the volume's disk from that file, on the target node."""
     source = FillSource(image=f"{image_name(record, move)}@{file.digest}", moved=True)
     return _fill(record, move, source, now_ns)
 
@@ -188,7 +187,7 @@ def _fill(
 
 
 def switched(record: VolumeRecord, move: VolumeMove, size_bytes: int) -> VolumeRecord:
-    """Return the volume in the move's target, where its disk is complete and has `size_bytes`."""
+    """Return the volume on the move's target, where its complete disk has `size_bytes`."""
     fill = VolumeFill(operation=move.fill, state=FillState.FILLED, source=FillSource(moved=True))
     spec = record.spec.model_copy(update={"pool": move.pool or record.spec.pool})
     place = {"node": move.target, "spec": spec, "pool_kind": _kind_of(record, move)}
@@ -197,7 +196,7 @@ def switched(record: VolumeRecord, move: VolumeMove, size_bytes: int) -> VolumeR
 
 
 def failed(record: VolumeRecord, why: str) -> VolumeRecord:
-    """Return the volume after a failure of its move; its place does not change."""
+    """Return the volume after its move failed; its node and pool do not change."""
     if record.move is None:
         return record
     move = record.move.model_copy(update={"failed": why[:MAX_WHY_CHARS]})
@@ -205,10 +204,9 @@ def failed(record: VolumeRecord, why: str) -> VolumeRecord:
 
 
 def cleaned(record: VolumeRecord) -> VolumeRecord:
-    """Return the volume after the cleanup of its move.
+    """Return the volume after the data that its move left behind was removed.
 
-    The cleanup removes what the move left outside the volume's present place. Then a failed move
-    stays in the record, marked as cleaned. A move that succeeded is removed from the record.
+    The record keeps a failed move, marked as cleaned. It does not keep a move that succeeded.
     """
     move = record.move
     if move is None or not move.failed:
@@ -218,7 +216,7 @@ def cleaned(record: VolumeRecord) -> VolumeRecord:
 
 
 def left_behind(record: VolumeRecord, move: VolumeMove) -> tuple[str, VolumeRef]:
-    """Return node and description of a move's data that is outside the volume's present place."""
+    """Return the node and reference of a move's data that is not the volume's present data."""
     former, here = Goal(move.source, move.former_pool, move.former_kind), place_of(record)
     if not move.pool:
         former = Goal(move.source, record.spec.pool, record.pool_kind)
@@ -229,7 +227,7 @@ def left_behind(record: VolumeRecord, move: VolumeMove) -> tuple[str, VolumeRef]
 
 
 def where(move: VolumeMove) -> str:
-    """Return the goal of a move in words."""
+    """Return the goal of a move, in words."""
     to = f"the pool {move.pool}" if move.pool else ""
     if move.source == move.target:
         return to
@@ -237,14 +235,14 @@ def where(move: VolumeMove) -> str:
 
 
 def why_failed(status: OperationStatus) -> str:
-    """Return the cause of an operation that did not succeed."""
+    """Return why an operation did not succeed, in words."""
     return status.error.message if status.error is not None else status.message or "cancelled"
 
 
 def shown(record: VolumeRecord, progress: str) -> str:
-    """Return a text on the volume's move for users. `progress` is a text on the copy's progress.
+    """Return a message on the volume's move; `progress` describes the copy.
 
-    The text is empty if there is no move, or while the volume is being deleted.
+    The message is empty if the volume has no move, or is being deleted.
     """
     move = record.move
     if move is None or record.deleting:
@@ -258,7 +256,7 @@ def shown(record: VolumeRecord, progress: str) -> str:
 
 
 def refuse_pool(record: VolumeRecord, pool: str, pools: Mapping[str, PoolReport]) -> None:
-    """Raise 409 `no_pool` unless `pool`, among the `pools` of the target, can take the volume."""
+    """Raise 409 `no_pool` unless `pool` can take the volume; `pools` are those of the target."""
     kind, key = _kind_at(pools, pool), f"{record.namespace}.{record.name}"
     why = why_not(pools, ((pool, record.spec.size, (key,) if ABILITIES[kind].assigned else ()),))
     there = pools.get(pool)

@@ -23,17 +23,17 @@ class Home(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """All that decides where a waiting VM fits. VMs with equal values fit on the same nodes."""
+    """All that decides which nodes a waiting VM fits on. VMs with equal values fit equal nodes."""
 
     demand: Demand
     powered: bool
-    """The VM needs CPU and memory now."""
+    """True if the VM needs CPUs and memory now."""
     strict: bool
     home: Home | None
 
 
 def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
-    """Return the home of the volumes; None without volumes.
+    """Return the home of the volumes; None if there are no volumes.
 
     Raises:
         VirtbusError: 409 `volumes_apart`: the volumes are on several nodes.
@@ -53,21 +53,21 @@ def home_of(volumes: Iterable[VolumeRecord]) -> Home | None:
 
 
 def wait_of(record: VmRecord, volumes: Volumes) -> Wait:
-    """Return all that decides where a VM fits. The node of its volumes comes from the cache."""
+    """Return all that decides which nodes a VM fits on; its volumes' node comes from the cache."""
     home = _known_home(record, volumes)
     return Wait(demand_of_vm(record), takes_room(record), record.reserved, home)
 
 
 def place_waiting(record: VmRecord, wait: Wait, nodes: Sequence[Candidate]) -> Placement:
-    """Return the placement of a waiting VM: see `place_near`."""
+    """Return the placement of a waiting VM, as `place_near` does."""
     how = {"powered": wait.powered, "strict": wait.strict}
     return place_near(record.spec, nodes, wait.home, want=wait.demand, **how)
 
 
 def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
-    """Return the home of a VM's volumes as cached, or of the snapshot that it is a clone of.
+    """Return the home of a VM from its cached volumes, or from the snapshot that it is a clone of.
 
-    None: the VM has no cached volume and no such snapshot.
+    The result is None if the VM has neither a cached volume nor such a snapshot.
     """
     known = []
     for ref in record.volume_refs.values():
@@ -81,7 +81,7 @@ def _known_home(record: VmRecord, volumes: Volumes) -> Home | None:
 
 
 def near(nodes: Sequence[Candidate], home: Home | None) -> Sequence[Candidate]:
-    """Return only the node of `home`, if it is among `nodes`; all of them if `home` has no node."""
+    """Return only the node of `home`, if it is among `nodes`; all nodes if `home` has no node."""
     if home is None or not home.node:
         return nodes
     return [one for one in nodes if one.record.node == home.node]
@@ -98,7 +98,7 @@ def place_near(
 ) -> Placement:
     """Return the result of `place` for the nodes that can serve the VM's volumes.
 
-    The result also has a reason for each other node.
+    The result also has reasons for all other nodes.
     """
     find = partial(place, spec, powered=powered, strict=strict, want=want)
     if home is None:

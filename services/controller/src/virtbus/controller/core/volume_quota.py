@@ -1,4 +1,4 @@
-"""Limits the number and the bytes of volumes, of a namespace and of the fleet."""
+"""Limits the number and the total size of volumes, in a namespace and in the fleet."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,16 +11,16 @@ from virtbus.schemas.volume import VolumeRecord
 
 
 class VolumeQuota(NamedTuple):
-    """The quotas of volumes. Bytes are sizes, not the space in use; 0: no limit."""
+    """The quotas of volumes. Bytes count sizes, not the space in use; 0 means no limit."""
 
     number: Quota
     bytes_per_namespace: int = 0
     bytes_in_all: int = 0
 
     def refuse_new(self, volumes: Volumes, new: Sequence[VolumeRecord]) -> None:
-        """Raise 429 `volume_quota` if the new volumes of a namespace exceed a quota.
+        """Raise 429 `volume_quota` if the new volumes, all of one namespace, exceed a quota.
 
-        A copy whose size is unknown counts 0 bytes until it has a size.
+        A copy of unknown size counts 0 bytes until its size is known.
         """
         if not new:
             return
@@ -30,7 +30,6 @@ class VolumeQuota(NamedTuple):
         self._refuse_bytes(volumes, namespace, sum(one.spec.size for one in new))
 
     def refuse_growth(self, volumes: Volumes, record: VolumeRecord, size_bytes: int) -> None:
-        """Raise 429 `volume_quota` if the volume may not grow to `size_bytes`."""
         self._refuse_bytes(volumes, record.namespace, size_bytes - record.spec.size)
 
     def _refuse_bytes(self, volumes: Volumes, namespace: str, more_bytes: int) -> None:

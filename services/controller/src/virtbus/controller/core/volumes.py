@@ -1,6 +1,6 @@
-"""Caches the volumes of the fleet, as the watch of the bucket `vm` delivers them.
+"""Caches the volumes of the fleet, from the watch of the bucket `vm`.
 
-`Volumes.snapshots` caches the snapshots.
+`Volumes.snapshots` caches the snapshots of VMs and volumes.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from virtbus.schemas.volume import FillState, VolumeRecord
 
 
 class Volumes(NamedRecords[VolumeRecord]):
-    """The volumes by key and by uid, and the keys of volumes being deleted, filled or moved."""
+    """The volumes by key and uid, and the keys of volumes that are deleted, filled or moved."""
 
     def __init__(self) -> None:
         super().__init__(read_volume, lambda one: volume_record(one.namespace, one.name))
@@ -25,9 +25,9 @@ class Volumes(NamedRecords[VolumeRecord]):
         self.filling: set[str] = set()
         """The keys of volumes whose content is being copied."""
         self.moving: set[str] = set()
-        """The keys of volumes with a move that must be completed or cleaned up after."""
+        """The keys of volumes whose move is not complete, or not cleaned up."""
         self._bytes_in: Counter[str] = Counter()
-        """By namespace: the sizes of its volumes together."""
+        """By namespace: the total size of its volumes."""
         self._keys: dict[str, str] = {}
         """By uid: the key of the volume."""
 
@@ -55,19 +55,17 @@ class Volumes(NamedRecords[VolumeRecord]):
 
     # --- answers --------------------------------------------------------------------------
     def get(self, namespace: str, name: str) -> StoredVolume | None:
-        """Return a volume by name."""
         return self.at(volume_record(namespace, name))
 
     def size_bytes(self, namespace: str | None = None) -> int:
-        """Return the sum of the sizes of a namespace's volumes; None: of all namespaces."""
+        """Return the total size of a namespace's volumes; None: of all namespaces."""
         return self._bytes_in.total() if namespace is None else self._bytes_in[namespace]
 
     def of_uid(self, uid: str) -> StoredVolume | None:
-        """Return a volume by uid."""
         return self.at(self._keys.get(uid, ""))
 
     def held_outside(self, vms: Container[str]) -> Iterator[tuple[str, StoredVolume]]:
-        """Yield the holders that are not among the uids `vms`, each with its volume."""
+        """Yield each holder whose uid is not in `vms`, with its volume."""
         for held in self._stored.values():
             for vm in held.record.holders:
                 if vm not in vms:

@@ -1,4 +1,4 @@
-"""Claims the addresses of a VM's interfaces before the VM's commit (ADR 0064)."""
+"""Claims the addresses of a VM's interfaces before the VM's record is committed (ADR 0064)."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -44,7 +44,7 @@ class AddressClaims:
     async def claim(self, record: VmRecord, before: VmRecord | None = None) -> VmRecord:
         """Claim the addresses that the record's interfaces need; return the record with all claims.
 
-        The interfaces of the record `before` keep their claims.
+        Interfaces that the record `before` also has keep their claims.
 
         Raises:
             VirtbusError:
@@ -52,8 +52,8 @@ class AddressClaims:
                 409: another VM or a host has a static address, or an interface of that name is
                 still being removed.
                 429: a pool or quota is exhausted.
-                503: a host whose heartbeat arrives does not answer, or too many races were lost.
-            BusError: the sweep will free the claims that were made until then.
+                503: a host with a heartbeat does not answer, or too many races were lost.
+            BusError: a sweep will free the claims that were made before the error.
         """
         refuse_static(record.spec, record.network_targets)
         kept = kept_claims(before)
@@ -80,7 +80,7 @@ class AddressClaims:
         return done
 
     async def give_back(self, record: VmRecord, before: VmRecord | None = None) -> None:
-        """Free the claims of a record that was refused, except those of the record `before`."""
+        """Free the claims of a refused record; keep those of the record `before`."""
         kept = set(addresses_of(before)) if before is not None else set()
         for key in addresses_of(record):
             if key in kept:
@@ -95,7 +95,7 @@ class AddressClaims:
     async def _claim_static(
         self, need: Need, address: str, record: VmRecord, withheld: Mapping[str, str]
     ) -> None:
-        """Claim an address that the spec names."""
+        """Claim a static address, which the spec names."""
         key = subjects.address_claim(need.static.network, address)
         if withheld.get(key, record.uid) != record.uid:
             raise AddressTakenError(record, key, withheld[key])
@@ -104,7 +104,7 @@ class AddressClaims:
     async def _claim_any(
         self, need: Need, pool: AddressPool, done: VmRecord, withheld: Mapping[str, str]
     ) -> VmRecord:
-        """Claim an address of the pool; return `done` with this claim."""
+        """Claim a free address of the pool; return `done` with this claim."""
         network = need.target.uid
         of_hosts = _addresses(network, withheld, but=done.uid)
         taken = {*self._fleet.addresses.taken(network), *of_hosts, *self._hosts(need)}
@@ -127,7 +127,7 @@ class AddressClaims:
         return {address: node for node, one in seen for address in one.record.addresses}
 
     async def _take(self, key: str, uid: str) -> bool:
-        """Claim an address that seems to be free; return False if another VM has it by now."""
+        """Claim an address that seems to be free; return False if another VM has claimed it."""
         body, expect = encode(claim_value(key, uid)), 0
         for _ in range(ATTEMPTS):
             try:
@@ -155,7 +155,7 @@ class AddressClaims:
 
 
 def _with(record: VmRecord, need: Need, more: tuple[str, ...]) -> VmRecord:
-    """Return the record with further claims of the interface of `need`."""
+    """Return the record with more claims of the interface of `need`."""
     empty = need.static.model_copy(update={"addresses": (), "mac": ""})
     claims = record.address_claims.get(need.nic.name, empty)
     macs = [text for text in more if text == need.static.mac]
@@ -168,6 +168,9 @@ def _with(record: VmRecord, need: Need, more: tuple[str, ...]) -> VmRecord:
 
 
 def _addresses(network: str, withheld: Mapping[str, str], *, but: str) -> set[str]:
-    """Return a network's addresses that only hosts know (`withheld`), except those of VM `but`."""
+    """Return a network's addresses in `withheld`, without those of the VM `but`.
+
+    Only hosts know the addresses in `withheld`.
+    """
     of_others = (subjects.claimed_address(key) for key, uid in withheld.items() if uid != but)
     return {address for there, address in of_others if there == network}

@@ -1,6 +1,6 @@
 """Moves a VM's record to another node (ADR 0014).
 
-The secrets are copied first. Then one atomic batch purges the old record and puts the new one.
+The VM's secrets are copied first. Then one atomic batch purges the old record and puts the new one.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class _Secret(NamedTuple):
-    """A VM's secrets during a move, and the revisions of both copies."""
+    """A VM's secrets, with the revisions of their copies at the old and the new node's key."""
 
     value: bytes
     old: int
@@ -34,7 +34,7 @@ class _Secret(NamedTuple):
 
 
 class Assignment:
-    """Moves records between nodes. Safe to repeat, and safe in several controllers at once."""
+    """Moves records between nodes. Repeats, and several controllers at once, are safe."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Assignment:
         living: LivingVolumes | None = None,
         moved: Mapping[str, StoredVolume] = NOTHING_MOVED,
     ) -> None:
-        """`living` and `moved` are as for `VolumeHolders`."""
+        """`living` and `moved` have the same meaning as in `VolumeHolders`."""
         self._bus = bus
         volumes = VolumeHolders(bus, living=living, moved=moved)
         self._reservations = Reservations(bus, fleet, volumes)
@@ -51,9 +51,9 @@ class Assignment:
     async def move(self, held: StoredVm, node: str, *, fence: Fenced | None = None) -> StoredVm:
         """Move the record to `node` under a higher epoch; return the new record.
 
-        `fence` is as in `commit.guarded`. With `fence`, the batch also puts the fenced node's
-        desired state again, at a revision that is two below the new record's. If `node` is the
-        record's present node, there is no batch, and `fence` has no effect.
+        With `fence`, which `commit.guarded` describes, the batch also puts the fenced node's
+        desired state again. Its revision is two below the new record's. If `node` is the record's
+        present node, no batch is needed, and `fence` has no effect.
 
         Raises:
             NodeFullError: the VM reserves capacity, and the node has none left.
@@ -92,7 +92,7 @@ class Assignment:
 
     # --- its secrets ----------------------------------------------------------------------
     async def _bring(self, record: VmRecord, node: str) -> _Secret | None:
-        """Copy the secrets to the new node, which needs them when it sees the record."""
+        """Copy the secrets to the new node's key before the record, because the node needs both."""
         if record.sec_digest is None or node == record.node:
             return None
         entry = await self._bus.get(subjects.vm_secret(record.node, record.uid))
@@ -114,10 +114,10 @@ class Assignment:
             log.info("left to the sweep: %s", error, extra=extra)
 
     async def _settle(self, old: VmRecord, new: VmRecord, secret: _Secret | None) -> None:
-        """Write the new copy of the secrets again, then remove the old copy.
+        """Write the new copy of the secrets again, and then remove the old copy.
 
-        A sweep that saw the new copy before the move takes it for an orphan. The sweep's purge
-        expects the revision of that time, so the purge fails after this write.
+        A sweep that saw the new copy before the move took the copy for an orphan. That sweep's
+        purge expects the copy's first revision. So the purge fails after this write.
         """
         if secret is None:
             return
@@ -125,11 +125,11 @@ class Assignment:
         await self._purge(subjects.vm_secret(old.node, old.uid), secret.old)
 
     async def _purge(self, key: str, revision: int) -> None:
-        """Purge only the known revision: the VM may have come back meanwhile."""
+        """Purge only the known revision, because the VM may have come back meanwhile."""
         await self._bus.purge(key, expect=revision, marker_ttl_s=MARKER_TTL_S)
 
     async def rescue(self, orphan: Entry, record: VmRecord) -> None:
-        """Copy an orphan secret to its VM's node, if `record` needs it and the node has none."""
+        """Copy an orphan secret to its VM's node, if `record` needs it and that node lacks it."""
         if in_force(orphan.key, orphan.value, record.sec_digest or "") is None:
             return
         key = subjects.vm_secret(record.node, record.uid)

@@ -17,10 +17,10 @@ from virtbus.schemas.errors import VirtbusError, quotable
 from virtbus.schemas.wire import validate
 
 FINDINGS_SHOWN = 400
-"""Limit of findings in one answer, divided among the nodes; each node has at least one."""
+"""Limit of findings in one answer, divided equally among the nodes. Each node may have one."""
 TEXT_CHARS = 200
 ANSWER_S = 60.0
-"""Time limit of an agent's answer: a repair ends guests and waits for netd and imaged."""
+"""Time limit of an agent's answer. A repair ends guests, and waits for netd and imaged."""
 
 
 class Audits:
@@ -65,7 +65,7 @@ class Audits:
     async def _of_objects(self, node: str) -> list[AuditFinding]:
         """Return the findings about volumes and snapshots.
 
-        The list is empty if imaged does not answer: the agent reports that.
+        The list is empty if imaged does not answer, because the agent reports that.
         """
         try:
             volumes = await self._orphans.findings(node)
@@ -74,7 +74,7 @@ class Audits:
             return []
 
     def _unclaimed(self, node: str) -> Iterator[AuditFinding]:
-        """Yield the addresses of the node's VMs that nobody claims, or that another VM claims."""
+        """Yield each address of the node's VMs that has no claim, or a claim of another VM."""
         for uid, held in self._fleet.vms.items():
             for key in addresses_of(held.record) if held.record.node == node else ():
                 claim = self._fleet.claims.get(key)
@@ -85,7 +85,7 @@ class Audits:
                     yield AuditFinding(kind="bus", uid=uid, what=what)
 
     def _statuses_without_record(self, node: str) -> tuple[str, ...]:
-        """Return the uids that have a status of the node, but no record on the node."""
+        """Return the uids with a status of the node and without a record on the node."""
         return tuple(
             uid
             for there, uid in self._fleet.statuses

@@ -1,6 +1,6 @@
 """Handles `virtbus.api.v1.backup.*`, the requests about backups.
 
-The directories of the nodes are the truth about backups: no record describes them (ADR 0068).
+Backups have no records on the bus. The nodes' directories alone describe them (ADR 0068).
 """
 
 import logging
@@ -31,10 +31,10 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-"""`list` and `_find` stop waiting for nodes this long before the request's deadline, and continue
-without the nodes that have not answered."""
+"""`list` and `_find` stop waiting for nodes this long before the request's deadline. They then
+continue without the nodes that have not answered."""
 MOST = 500
-"""Limit of backups in one answer: each takes at most 1 KiB."""
+"""Limit of backups in one answer. Each backup takes at most 1 KiB."""
 
 
 class BackupApi:
@@ -60,7 +60,7 @@ class BackupApi:
         }
 
     async def create(self, request: Request) -> OperationView:
-        """Accept a backup. The node of the VM makes it."""
+        """Accept a backup, which the VM's node then makes."""
         want = validate(BackupCreate, request.data)
         vm = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), request.account)
         snapshot_changes.refuse_pools(vm.record.volume_refs.values(), "backups")
@@ -85,12 +85,12 @@ class BackupApi:
         return await self._operations.begin(record, request.deadline_s)
 
     async def finish(self, request: Request) -> OperationView:
-        """End an operation of `serve` as succeeded. The answer may still show it as Running."""
+        """End an operation of `serve` with success. The answer may still show it as Running."""
         want = validate(BackupFinish, request.data)
         return await self._operations.finish(want.id, request.account)
 
     async def verify(self, request: Request) -> OperationView:
-        """Accept the verification of a backup, on a node whose directory has it."""
+        """Accept the verification of a backup on a node that has it."""
         want = validate(BackupVerify, request.data)
         view, owner = await self._find(want, request)
         id_ = want.operation or self._bus.sources.uuid7()
@@ -102,7 +102,7 @@ class BackupApi:
         return (await self._find(want, request))[0]
 
     async def delete(self, request: Request) -> BackupView:
-        """Remove a backup. Its node refuses that while another backup rests on this one."""
+        """Remove a backup. Its node refuses the removal while another backup rests on it."""
         want = validate(BackupAsk, request.data)
         view, _ = await self._find(want, request)
         async with in_time(request.deadline_s):
@@ -133,12 +133,12 @@ class BackupApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: BackupAsk, request: Request) -> tuple[BackupView, str]:
-        """Return a backup with its owner.
+        """Return a backup and its owner.
 
         Raises:
             VirtbusError:
                 403: the account may not use the backup.
-                404: no node has the backup, or the requested node is not known.
+                404: no node has the backup, or the requested node is unknown.
                 503: a node that may have the backup did not answer.
         """
 

@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 ASK_S = 8.0
 ENABLED_S = 2.0
-"""Time limit of asking if a node makes backups. The node answers without reading a directory."""
+"""Time limit of the question if a node makes backups. The node answers without reading files."""
 AT_ONCE = 32
-"""Limit of nodes that are asked at once. The answer of each needs memory for up to a page."""
+"""Limit of nodes that are asked at once, because each answer needs memory for up to a page."""
 PAGES = 200
-"""Limit of pages that are read from a node."""
+"""Limit of pages that are read from one node. Later backups of the node are left out."""
 
 
 class BackupDirectories:
@@ -36,10 +36,10 @@ class BackupDirectories:
         self._fleet = fleet
 
     def nodes(self, node: str | None = None) -> tuple[str, ...]:
-        """Return the given node, or all nodes; a node that is down has backups, too.
+        """Return the given node, or all known nodes; a node that is down has backups, too.
 
         Raises:
-            VirtbusError: 404: no such node is known.
+            VirtbusError: 404: the given node is unknown.
         """
         if node is None:
             return tuple(self._fleet.known_nodes())
@@ -56,7 +56,7 @@ class BackupDirectories:
     ) -> dict[str, Result]:
         """Return the results of `work` for the nodes that answer until `until_s` (loop's time).
 
-        Once `enough` returns True for a result, no other node is waited for.
+        The wait ends early when `enough` returns True for a result.
         """
         found: dict[str, Result] = {}
         turns = asyncio.Semaphore(AT_ONCE)
@@ -76,7 +76,7 @@ class BackupDirectories:
         return found
 
     async def held(self, node: str) -> AsyncIterator[HeldBackup]:
-        """Yield the backups of a node, the oldest first; raises BusError, VirtbusError."""
+        """Yield the backups of a node, the oldest first; raise BusError or VirtbusError."""
         after = ""
         for _ in range(PAGES):
             page = await self.ask(node, BackupsAsk(after=after))
@@ -87,7 +87,7 @@ class BackupDirectories:
             after = page.items[-1].id
 
     async def refuse_off(self, node: str) -> None:
-        """Raise 422 `backups_off` if a node says that it has no directory for backups."""
+        """Raise 422 `backups_off` if the node answers that it has no directory for backups."""
         try:
             known = await self.ask(node, BackupsAsk(do="get"), ENABLED_S)
         except (BusError, VirtbusError) as error:  # accepted: the operation waits for the node
@@ -97,6 +97,6 @@ class BackupDirectories:
             raise backups_off(node)
 
     async def ask(self, node: str, ask: BackupsAsk, timeout_s: float = ASK_S) -> HeldBackups:
-        """Ask imaged of a node; raises BusError, VirtbusError."""
+        """Return the answer of a node's imaged; raise BusError or VirtbusError."""
         subject = subjects.rpc(node, "imaged", "backups")
         return validate(HeldBackups, await self._bus.request(subject, ask, timeout_s=timeout_s))

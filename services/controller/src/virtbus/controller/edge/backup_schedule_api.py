@@ -1,4 +1,4 @@
-"""Handles `virtbus.api.v1.backup-schedule.*`, the requests about schedules of backups."""
+"""Handles `virtbus.api.v1.backup-schedule.*`, the requests about backup schedules."""
 
 import logging
 
@@ -67,7 +67,7 @@ class BackupScheduleApi:
         }
 
     async def create(self, request: Request) -> BackupScheduleView:
-        """Make a schedule; a repeat with the same uid changes nothing."""
+        """Make a schedule. A repeat with the same uid changes nothing."""
         want = validate(BackupScheduleCreate, request.data)
         vm = await self._vms.find(
             VmRef(name=want.spec.vm, namespace=want.namespace), request.account
@@ -97,7 +97,7 @@ class BackupScheduleApi:
         return pages.answer(BackupSchedulePage, found, request, most=want.limit)
 
     async def update(self, request: Request) -> BackupScheduleView:
-        """Change the given fields; a repeat of a request changes nothing."""
+        """Change the given fields. A repeated request changes nothing."""
         want = validate(BackupScheduleUpdate, request.data)
         held, changed = await self._writes.change(
             lambda: self._find(want, request.account),
@@ -109,7 +109,7 @@ class BackupScheduleApi:
         return backup_schedules.shown(held)
 
     async def delete(self, request: Request) -> BackupScheduleView:
-        """Delete a schedule, even one that cannot be read. Its backups stay."""
+        """Delete a schedule, even an unreadable one. Its backups stay."""
         want = validate(BackupScheduleDelete, request.data)
         for _ in range(ATTEMPTS):
             try:
@@ -131,7 +131,7 @@ class BackupScheduleApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: BackupScheduleAsk, account: str) -> StoredBackupSchedule:
-        """Return the schedule, read from the stream's leader; raises VirtbusError 403, 404."""
+        """Return the schedule from the stream's leader; raise VirtbusError 403 or 404."""
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
             raise backup_schedules.not_found(want)
@@ -139,7 +139,7 @@ class BackupScheduleApi:
         return held
 
     def _unknown(self, want: BackupScheduleDelete) -> BackupScheduleRecord:
-        """Return a record in place of one that cannot be read."""
+        """Return a record that replaces an unreadable record."""
         spec = {"vm": want.name, "every_s": 86_400, "keep": 1, "suspended": True}
         fields = {"uid": self._bus.sources.uuid7(), "namespace": want.namespace}
         fields |= {"name": want.name}

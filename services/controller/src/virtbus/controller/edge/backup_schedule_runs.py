@@ -1,8 +1,8 @@
 """Makes the backups of schedules, verifies them and removes old ones, as a leader task.
 
-The task is level-triggered: each step is stored in the schedule's record, with the id of its
-operation, before the operation is written. So if a controller dies at any point, the next leader
-continues its work (ADR 0068).
+The task is level-triggered. It stores each step, with the id of the step's operation, in the
+schedule's record before it writes the operation. So after a crash at any point, the next leader
+continues (ADR 0068).
 """
 
 import asyncio
@@ -32,15 +32,15 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 10.0
 RETAIN_S = 600.0
-"""Time limit of a removal of old backups on all nodes."""
+"""Time limit for the removal of old backups on all nodes."""
 SETTLE_S = 0.2
 """Delay after `wake`, so that one round handles concurrent changes."""
 PASSING = frozenset({"vm_runs", "unplaced"})
-"""Reasons of refusals that pass by themselves: the VM is starting, waits for a node, or leaves."""
+"""Reasons of refusals that pass without help: the VM is starting, waits for a node, or leaves."""
 
 
 class BackupScheduleRuns:
-    """The runs of all schedules."""
+    """The runs of all backup schedules."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, room: OperationRoom) -> None:
         self._bus = bus
@@ -53,15 +53,15 @@ class BackupScheduleRuns:
         self._directories = BackupDirectories(bus, fleet)
         self._wake = asyncio.Event()
         self._ended: list[BackupScheduleRecord] = []
-        """Schedules whose last run succeeded: their old backups are removed next."""
+        """Schedules whose run has just succeeded. Their old backups are removed next."""
 
     def wake(self) -> None:
-        """Start a round: an operation may have ended, or a schedule may be new."""
+        """Start a round, because an operation may have ended, or a schedule may be new."""
         if self._schedules.count():
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Work while the lease is held."""
+        """Work until the lease is lost."""
         async with background() as tasks:
             while True:
                 for held in self._schedules.listed(None):
@@ -118,7 +118,7 @@ class BackupScheduleRuns:
 
     # --- steps ------------------------------------------------------------------------------
     async def _begin(self, held: StoredBackupSchedule) -> None:
-        """Write the operation of the run, unless it exists; a refusal ends the run."""
+        """Write the run's operation, unless it exists. A permanent refusal ends the run."""
         record = held.record
         try:
             self._room.refuse_more(record.namespace)
@@ -134,7 +134,7 @@ class BackupScheduleRuns:
             self._events.operation(stored.record, stored.revision)
 
     def _wanted(self, record: BackupScheduleRecord) -> OperationRecord:
-        """Return the operation of a backup; raises VirtbusError if the VM can have none."""
+        """Return the operation of a backup; raise VirtbusError if the VM cannot have one."""
         uid = self._fleet.names.get((record.namespace, record.spec.vm), "")
         vm = self._fleet.vms.get(uid)
         view = self._fleet.show(uid, asyncio.get_running_loop().time())
@@ -150,8 +150,8 @@ class BackupScheduleRuns:
         """Return the operation that verifies the backup of a run.
 
         Raises:
-            VirtbusError: 409: the operation of the backup was removed. 422: that operation cannot
-                be read.
+            VirtbusError: 409: the backup's operation was removed. 422: that operation is
+                unreadable.
         """
         made = await self._operations.latest(record.backup)
         if made is None:
@@ -164,9 +164,9 @@ class BackupScheduleRuns:
     async def _retain(self, record: BackupScheduleRecord, tenure: LeaderTerm) -> None:
         """Remove backups that the schedule does not keep. Failed removals wait for the next run.
 
-        Each node's directory is judged alone, because a parent is in the directory of its
-        increments. A node that does not answer delays no other node and no run. A refused delete
-        stops no other delete.
+        Each node's directory is handled alone, because an increment and its parent are in the same
+        directory. A silent node does not delay other nodes or runs. A refused removal does not stop
+        other removals.
         """
         extra = {"code": "backups_remain", "uid": record.uid}
 

@@ -1,4 +1,4 @@
-"""Writes schedules of backups to the bus (ADR 0068)."""
+"""Writes backup schedules to the bus (ADR 0068)."""
 
 from virtbus.bus.client.ports import Bus
 from virtbus.controller.core.backup_schedules import create_step
@@ -9,7 +9,7 @@ from virtbus.schemas.subjects import backup_schedule_record
 
 
 class BackupScheduleWrites(NamedWrites[BackupScheduleRecord]):
-    """The controller's writes of schedules."""
+    """The controller's writes of backup schedules."""
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(

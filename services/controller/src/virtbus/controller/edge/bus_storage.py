@@ -1,9 +1,9 @@
-"""Detects whether the bus stores writes, by reports of the bus' keeper and by probes.
+"""Detects that the bus stores no writes, from reports of the bus's keeper and from probes.
 
 The keeper is the process that runs the NATS server (`virtbus up`). A server with a full disk does
-not refuse writes. It leaves them without an answer until it is restarted with free space
-(nats-server 2.15; F16). Requests that write go through `guarded`, so that clients get an immediate
-error with the cause.
+not refuse writes. It leaves them unanswered until it is restarted with free space (nats-server
+2.15; F16). Requests that write go through `guarded`, so that clients get an immediate error with
+the cause.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from virtbus.schemas.storage import BusStorage
 log = logging.getLogger(__name__)
 
 CREATES_UNTIL_FULL = 0.8
-"""Creates stop at this fill of the bucket `vm`, so that deletes still fit."""
+"""Creates of VMs stop when the bucket `vm` is full to this fraction, so that deletes still fit."""
 OBJECTS_UNTIL_FULL = 0.6
-"""Creates of named objects and operations stop at this fill, so that VMs still fit."""
+"""Creates of named objects and operations stop at this fraction, so that VMs still fit."""
 LOOK_S = 5.0
 PROBE_S = 1.5
-"""Time limit of a probe: a stored write takes milliseconds."""
+"""Time limit of a probe. A bus that stores writes answers within milliseconds."""
 REPORT_FRESH_S = 15.0
-"""Time for which a report of the keeper is valid. The keeper repeats it every few seconds."""
+"""A report of the keeper is valid for this time. The keeper repeats it every few seconds."""
 _NOTHING = BusStorage()
-"""The report if there is no keeper."""
+"""The report that counts while no keeper has sent a valid one."""
 
 
 class BusStorageGuard:
-    """The state of the bus' storage. `fill` is the used share of the bucket `vm`, 0.0-1.0."""
+    """The state of the bus's storage. `fill` is the used fraction of the bucket `vm`, 0.0-1.0."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -42,7 +42,7 @@ class BusStorageGuard:
         self._report_s = float("-inf")
 
     async def run(self) -> None:
-        """Update the state; never returns by itself."""
+        """Update the state; never return."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear())
             while True:
@@ -60,29 +60,28 @@ class BusStorageGuard:
 
     def _keeper_reported(self, report: BusStorage) -> None:
         if self._report.stalled and not report.stalled:
-            self._stalled = False  # the keeper has tested every stream
+            self._stalled = False  # before this report, the keeper has tested every stream
         self._report, self._report_s = report, asyncio.get_running_loop().time()
 
     # --- answers --------------------------------------------------------------------------
     @property
     def report(self) -> BusStorage:
-        """Return the keeper's last report, or an empty one if there is no keeper."""
+        """Return the keeper's last report; an empty report if the last one is too old."""
         fresh = asyncio.get_running_loop().time() - self._report_s < REPORT_FRESH_S
         return self._report if fresh else _NOTHING
 
     @property
     def message(self) -> str:
-        """Return a message for people; empty if the bus stores writes, as far as is known."""
+        """Return a message for people on a known problem of the bus; empty without a problem."""
         if self.report.message:
             return self.report.message
         return _NOT_STORED if self._stalled else ""
 
     def alarms(self) -> tuple[str, ...]:
-        """Return the alarms for `virtbus status`."""
         return (self.message,) if self.message else ()
 
     def refuse_create(self, what: str = "VMs", until: float = CREATES_UNTIL_FULL) -> None:
-        """Raise 429 if the fill is at least `until`, or if the keeper reports that space is low."""
+        """Raise 429 if the fill is at least `until`, or if the keeper reports too little space."""
         if self.fill >= until:
             message = f"the bus is nearly full; delete {what} or raise its max_bytes, then repeat"
             raise VirtbusError(Code.EXHAUSTED, "bus_full", message, after_ms=10_000)
@@ -110,7 +109,7 @@ class BusStorageGuard:
             async with asyncio.timeout(PROBE_S):
                 await self._bus.fill("vm")
         except (BusError, TimeoutError):
-            return False  # the bus is unreachable: that is another error
+            return False  # the bus is unreachable, which other code reports
         was = self._stalled
         self._stalled = not await self._stores()
         if self._stalled and not was:

@@ -8,7 +8,7 @@ from virtbus.schemas.ids import UNPLACED, check_uid
 
 
 async def store_client_spans(bus: Bus) -> None:
-    """Store each span as an event; invalid spans are skipped. Never returns by itself."""
+    """Store each reported span as an event, and skip invalid spans. Never return."""
 
     def store(reported: Span) -> None:
         uid = check_uid(reported.attributes.get("virtbus.uid", ""))

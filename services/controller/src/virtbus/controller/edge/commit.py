@@ -1,4 +1,4 @@
-"""Writes VMs to the bus: creates (claim, then commit), changes and deletes (ADR 0003, 0064)."""
+"""Writes creates (claims, then the record), changes and deletes of VMs (ADR 0003, 0064)."""
 
 import hashlib
 import logging
@@ -49,7 +49,8 @@ Fenced = tuple[NodeSpec, int]
 def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
     """Return the writes as a batch that fails if `fence` has changed meanwhile.
 
-    So a node that was unfenced keeps its VMs. The first write puts `fence` again, unchanged.
+    So a node whose fence was removed keeps its VMs. The batch begins by writing `fence` again,
+    unchanged, at its known revision.
     """
     if fence is None:
         return list(writes)
@@ -59,7 +60,7 @@ def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The stored record. `created` is False if the record existed before, unchanged."""
+    """The stored record. `created` is False if the same record existed before."""
 
     held: StoredVm
     created: bool
@@ -81,10 +82,11 @@ class Commits:
     ) -> Committed:
         """Claim name and addresses, put the secrets, commit the record. Safe to repeat for a uid.
 
-        `claimed` are addresses that this uid has claimed already.
+        `claimed` are the addresses that this uid already has claimed.
 
         Raises:
-            VirtbusError: 409: name, address or uid is taken. 410: uid deleted. 503: lost races.
+            VirtbusError: 409: name, address or uid is taken. 410: the uid was deleted. 503: too
+                many races were lost.
             NodeFullError: the VM reserves capacity, and its node has none left.
             BusError: nothing happened, or the outcome is unknown.
         """
@@ -102,10 +104,11 @@ class Commits:
             raise
 
     async def _put_secrets(self, record: VmRecord, body: bytes) -> None:
-        """Store the secrets at a new revision. The secrets of an existing VM stay.
+        """Store the secrets at a new revision. An existing VM keeps its secrets.
 
-        Before secrets of another create of this uid are replaced, the uid gets a tombstone. So the
-        other create cannot commit its record with these secrets: it has to store its own again.
+        If another create of this uid has stored other secrets, a tombstone is written before they
+        are replaced. That create then cannot commit with these secrets, and must store its own
+        again.
         """
         key = subjects.vm_secret(record.node, record.uid)
         there: Entry | None = None
@@ -126,8 +129,8 @@ class Commits:
     async def buried(self, uid: str, *, bury: bool = True) -> bool:
         """Return True if `uid` has no record and was not deleted.
 
-        With `bury`, also write a tombstone, so that a commit under way fails. Raises ConflictError
-        if the uid changed meanwhile.
+        With `bury`, also write a tombstone, so that an unfinished create cannot commit. Raise
+        ConflictError if the uid's last message changed meanwhile.
         """
         last = await self._bus.get(subjects.vm_anywhere(uid))
         where, _ = stands(last)
@@ -141,13 +144,13 @@ class Commits:
     async def claim(
         self, record: VmRecord, *, renew: bool = False, without: Collection[str] = ()
     ) -> None:
-        """Claim name and addresses as in `create`; `renew` also puts the uid's claims again."""
+        """Claim name and addresses for `create`. With `renew`, write the uid's own claims again."""
         for key in claims_of(record):
             if key not in without:
                 await self.claim_key(key, record, renew=renew)
 
     async def claim_key(self, key: str, record: VmRecord, *, renew: bool = False) -> None:
-        """Claim one name or address, as `claim`."""
+        """Claim one name or address, as `claim` does."""
         body = encode(claim_value(key, record.uid))
         for _ in range(ATTEMPTS):
             try:
@@ -212,7 +215,7 @@ class Commits:
             except ConflictError:
                 done = await self._settle(record, body, await self._bus.get(anywhere))
             except NodeFullError:
-                # the VM's own reservation may fill the node: then the VM exists already
+                # an earlier attempt may have created the VM, whose own reservation fills the node
                 last = await self._bus.get(anywhere)
                 if stands(last)[0] is not UidState.RECORD:
                     raise
@@ -224,14 +227,14 @@ class Commits:
     async def _settle(
         self, record: VmRecord, body: bytes | None, last: Entry | None
     ) -> Committed | None:
-        """Try once to commit over an earlier message; return None to retry."""
+        """Try once to commit over an earlier message; return None if the caller must retry."""
         where, message = stands(last)
         step = commit_step(where, message, record)
         if step is CommitStep.SAME and last is not None and isinstance(message, VmRecord):
             return Committed(StoredVm(message, last.revision), created=False)
         if step is CommitStep.MOVE and last is not None:
-            # The controller that tombstoned this uid will next CAS a claim at the revision that it
-            # read. Renewing the claims first makes that CAS fail, so only one create succeeds.
+            # The controller that wrote this tombstone next takes or purges a claim, at the revision
+            # that it has read. Renewed claims make that write fail, so only one of the two wins.
             await self.claim(record, renew=True)
             if body is not None:  # a sweep or another create may have removed the secrets
                 await self._put_secrets(record, body)
@@ -250,7 +253,7 @@ class Commits:
         return None
 
     async def _unbury(self, record: VmRecord, tombstone: Entry) -> int:
-        """Put the record over the uid's tombstone; at a node, the batch purges the tombstone."""
+        """Put the record over its uid's tombstone, which a batch purges if it has another key."""
         key, body = subjects.vm_record(record.node, record.uid), encode(record)
         if key == tombstone.key:
             anywhere = subjects.vm_anywhere(record.uid)
@@ -263,7 +266,7 @@ class Commits:
         return await self._reservations.write(None, record, move)
 
     async def _withdraw(self, record: VmRecord) -> None:
-        """Release claims and secrets of a refused create, if no repeat can commit it any more."""
+        """Release the claims and secrets of a refused create if no repeat can commit it."""
         try:
             last = await self._bus.get(subjects.vm_anywhere(record.uid))
             _, there = stands(last)
@@ -283,9 +286,9 @@ class Commits:
             _left(error, record.uid)
 
     async def replace(self, held: StoredVm, record: VmRecord) -> StoredVm:
-        """CAS the record over the revision that was read; raises ConflictError if it changed.
+        """CAS the record over the revision that was read; raise ConflictError if it has changed.
 
-        Raises NodeFullError if the VM would reserve more capacity than its node has left.
+        Raise NodeFullError if the VM would reserve more capacity than its node has left.
         """
         key = subjects.vm_record(held.record.node, record.uid)
         write = Write(key, value := encode(record), expect=held.revision)
@@ -294,11 +297,11 @@ class Commits:
         return StoredVm(record, revision)
 
     async def known(self, uid: str) -> Known:
-        """Return the last message of a uid, read from the stream's leader."""
+        """Return the last message of a uid from the stream's leader."""
         return known_of(await self._bus.get(subjects.vm_anywhere(uid)))
 
     async def write_back(self, record: VmRecord, known: Known) -> None:
-        """Write a host's newer copy of a record over the bus' copy, and claim its name.
+        """Write a host's newer copy of a record over the bus's copy, and claim its name.
 
         The write is a CAS over `known`. If the bus has no record, the copy is created.
 
@@ -323,7 +326,7 @@ class Commits:
         await self._reservations.write(old, record, [gone, Write(key, encode(record), expect=0)])
 
     async def latest(self, uid: str) -> StoredVm | None:
-        """Return a uid's record from the stream's leader, or None; raises UnreadableValueError."""
+        """Return a uid's record from the stream's leader, or None; raise UnreadableValueError."""
         last = await self._bus.get(subjects.vm_anywhere(uid))
         message = message_of(last)
         if last is None or not isinstance(message, VmRecord):
@@ -331,14 +334,14 @@ class Commits:
         return StoredVm(message, last.revision)
 
     async def holder(self, namespace: str, name: str) -> str | None:
-        """Return the uid that has a name, from the stream's leader; raises UnreadableValueError."""
+        """Return the uid that has a name, from the stream's leader; raise UnreadableValueError."""
         return holder_of(await self._bus.get(subjects.name_claim(namespace, name)))
 
     # --- the end --------------------------------------------------------------------------
     async def finish(self, held: StoredVm, *, fence: Fenced | None = None) -> int:
         """Purge secrets, record and claims, in this order; return the revision of the record's end.
 
-        After a crash in between, a sweep purges the rest. `fence` is as in `guarded`.
+        After a crash between these steps, a sweep purges the rest. `guarded` describes `fence`.
         """
         record = held.record
         if record.sec_digest is not None:
@@ -355,9 +358,10 @@ class Commits:
         return revision
 
     async def release_claim(self, key: str, uid: str, *, its_own: bool = False) -> bool:
-        """Purge a claim that `uid` holds; return False if another uid holds it by now.
+        """Purge a claim that `uid` holds; return False if `uid` does not hold it.
 
-        With `its_own`, the VM had that name or address: an unreadable claim counts as its own.
+        `its_own` means that the VM had this name or address. An unreadable claim is then purged,
+        too.
         """
         claim = await self._bus.get(key)
         try:
@@ -370,12 +374,13 @@ class Commits:
         return True
 
     async def free_claim(self, key: str) -> bool:
-        """Purge a claim, and return True, unless its holder's record has that name or address.
+        """Purge a claim and return True; return False if its holder's record needs the claim.
 
-        The claim is read before the tombstone is written. A create of that uid that continues must
-        renew the claim, and then this purge fails (ADR 0003). A record without the address is put
-        again, unchanged: an update that adds the address then starts again (ADR 0064). The claims
-        of an unreadable record stay. Raises UnreadableValueError for an unreadable claim.
+        The claim is read before the tombstone is written. An unfinished create of the holder must
+        then renew the claim, so that this purge fails (ADR 0003). A record without the address is
+        written again, unchanged, so that a concurrent update that adds the address must start again
+        (ADR 0064). The claims of an unreadable record stay. Raise UnreadableValueError for an
+        unreadable claim.
         """
         claim = await self._bus.get(key)
         holder = holder_of(claim)
