@@ -62,7 +62,7 @@ class Evacuations:
         self._living = living
         self._moves = Assignment(bus, fleet, living)
         self._fences: dict[str, tuple[Fence, float]] = {}
-        """By node: the active fence, and the loop's time at which this process first saw the fence."""
+        """By node: the active fence, and the loop's time at which this process first saw it."""
         self._kept: dict[str, str] = {}
         """By uid of a VM that its node has not released yet: the reserved target, "" for none."""
 

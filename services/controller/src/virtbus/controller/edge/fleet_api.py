@@ -178,7 +178,7 @@ class FleetApi:
             return history.page(stored, want, more=more, as_json=request.wants_json)
 
     def _states(self, nodes: Mapping[str, NodeState]) -> list[tuple[VmRecord, VmState]]:
-        """Return each VM's record and state. Full views of all VMs would block the loop too long."""
+        """Return each VM's record and state. Full views of all VMs would block the loop."""
         found = []
         for held in self._fleet.vms.values():
             node = nodes.get(held.record.node, NodeState.READY)
