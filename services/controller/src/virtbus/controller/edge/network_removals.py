@@ -90,7 +90,9 @@ class NetworkRemovals:
         return now_s - self._marked_s.setdefault(mark, now_s) >= WAIT_S
 
     async def _settle(self, held: StoredNetwork) -> None:
-        """Purge the network, or take back the mark of a used one. Raises ConflictError, BusError.
+        """Purge the network, or take back its mark if VMs use it.
+
+        Raises ConflictError, BusError.
         """
         record, users = held.record, users_of(held.record.uid, self._fleet.vms.values())
         if users:

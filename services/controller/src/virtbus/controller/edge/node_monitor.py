@@ -25,7 +25,7 @@ STALL_S = 2.0
 """A check that is later than this shows that the process was suspended: heartbeats may be unread.
 """
 RECENT_S = 60.0
-"""A leader emits only changes up to this age. Older changes were emitted by an earlier leader."""
+"""A new leader also emits changes up to this age: there may have been no leader at that time."""
 
 EVENTS: dict[NodeState, tuple[EventKind, str]] = {
     NodeState.READY: (EventKind.NODE_READY, "takes VMs"),

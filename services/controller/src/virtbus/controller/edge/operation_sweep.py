@@ -37,7 +37,7 @@ class OperationSweep:
             await asyncio.sleep(ROUND_S)
 
     async def round(self, tenure: LeaderTerm) -> None:
-        """Remove expired and surplus operations and orphan statuses; fail those of lost nodes."""
+        """Remove old operations and orphan statuses; fail operations of forgotten nodes."""
         operations, now_ns = self._fleet.operations, self._bus.sources.time_ns()
         is_needed = needed(self._fleet)
         for held in operations.all():
@@ -63,8 +63,7 @@ class OperationSweep:
             await self._writes.fail(held.record, error.body)
 
     async def _forgotten(self, node: str) -> bool:
-        """Return True if the node has no heartbeat, and the stream's leader no join record of it.
-        """
+        """Return True if the node has no heartbeat and, on the bus, no join record."""
         if node in self._fleet.nodes:
             return False
         entry = await self._bus.get(subjects.join_nonce(node))

@@ -73,7 +73,7 @@ class SnapshotOrphans:
     async def _held(self, node: str, after: str) -> AsyncIterator[HeldSnapshot]:
         """Yield the snapshots on a node whose folder sorts after `after`, sorted by folder.
 
-        A description that names another folder is left out: the node may be hostile.
+        A description that names another folder is left out.
         """
         subject = subjects.rpc(node, "imaged", "inspect")
         for _ in range(PAGES):

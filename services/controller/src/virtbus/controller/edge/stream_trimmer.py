@@ -19,15 +19,15 @@ LOOK_S, SELDOM_S = 1.0, 4.0
 POINTS, AT_ONCE = 50, 4
 """The number of sampled positions in a stream, and of messages read at each position."""
 EVENTS, STATUSES = "virtbus.evt", "$KV.st"
-"""The subjects that are trimmed. The newest events of a node stay. All its statuses are removed: the
-agent writes each status again with its next change."""
+"""The subjects that are trimmed. The newest events of a node stay. All its statuses are removed,
+because the agent writes each status again with its next change."""
 
 
 class StreamTrimmer:
     """Trims nodes that exceed their share of the streams of events and statuses."""
 
     def __init__(self, bus: Bus, events: FleetEvents, nodes: Callable[[], int]) -> None:
-        """`nodes` returns the number of nodes, which share each stream equally."""
+        """`nodes` returns the number of nodes."""
         self._bus = bus
         self._events = events
         self._nodes = nodes

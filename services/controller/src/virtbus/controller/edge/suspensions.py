@@ -46,8 +46,7 @@ class Suspensions:
         return now_s - self._looked_s > LOOK_S + STALL_S
 
     async def _read_all(self) -> None:
-        """Wait for an answer of the bus: it comes after all messages that wait in the connection.
-        """
+        """Wait for an answer of the bus, which comes after all messages in the connection."""
         while True:
             try:
                 await self._bus.get(subjects.lease(ROLE))

@@ -131,8 +131,7 @@ class VolumeAttachments:
         return vm
 
     async def update(self, request: Request) -> VolumeView:
-        """Grow the volume together with its holder's record; then make the request's other changes.
-        """
+        """Grow the volume together with its holder's record; then make all other changes."""
         want = validate(VolumeUpdate, request.data)
         record = (await self._volumes.find(want, request.account)).record
         size_bytes = want.size

@@ -163,10 +163,9 @@ class VolumeHolders:
 
 
 def _taken(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
-    """Return the volumes that the VM begins to hold, and those whose hold names the VM's node.
+    """Return the volumes that the VM begins to hold, or whose hold changes with the VM's node.
 
-    A change of the node writes all these holds. If the VM loses its node, only the holds of volumes
-    on servers change.
+    If the VM loses its node, only the holds of volumes on servers change.
     """
     had = {ref.folder for ref in before.volume_refs.values()} if before is not None else set()
     moved = before is not None and after.node != before.node
