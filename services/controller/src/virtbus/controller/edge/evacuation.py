@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 ROUND_S = 0.5
 SETTLE_S = 6.0
 """A fenced node counts as off after this time without a heartbeat; heartbeats are 4 s apart. The
-node may have come back just before the fence."""
+wait detects a node that came back just before the fence."""
 
 Check = Callable[[], int]
 """Called right before each write; returns the fencing token, or raises LeaseLostError."""

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 MENDED_S = 30.0
-"""Delay of a retry after an unreadable value. The repair of the value may queue no VM."""
+"""Delay of a retry after an unreadable value. The repair of that value may not queue the VM."""
 AT_ONCE = 16
 """Number of concurrent deletes: each makes three writes and reads in sequence."""
 
@@ -207,9 +207,9 @@ class Finalizer:
     async def _sweep_statuses(self, grace_s: float) -> int:
         """Remove statuses of deleted VMs that are on the bus although the agent purged them.
 
-        The cause is a put that hung in a broken connection, or a garbled purge. Two kinds are kept:
-        Statuses of unreachable nodes show the VMs on these nodes. A status whose VM's record has no
-        purge marker may belong to a record that the bus has lost.
+        The cause is a put that hung in a broken connection, or a garbled purge. Statuses of
+        unreachable nodes are kept, because they show the VMs on these nodes. A status is also kept
+        if the VM's record has no purge marker: the bus may have lost the record.
         """
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = {

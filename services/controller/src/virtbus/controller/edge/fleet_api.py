@@ -126,7 +126,10 @@ class FleetApi:
         return DeletedImages(nodes=gone, errors=_texts(failed))
 
     def _named(self, node: str | None) -> list[str]:
-        """Return the given node, or all nodes for None; raise VirtbusError without any node."""
+        """Return the given node, or all nodes for None.
+
+        Raises VirtbusError for an unknown node, or if no node has joined.
+        """
         nodes = [node] if node else self._fleet.known_nodes()
         if not nodes:
             message = "no node has joined; start one with `virtbus up`"

@@ -31,7 +31,7 @@ StoredValue = tuple[NodeGroup | None, int]
 """A group's value for a node, None if unreadable, and the revision of its key."""
 
 ROUND_S = 0.2
-"""Changes within this time are combined to one write for each node and group."""
+"""Changes within this time are combined into one write for each node and group."""
 REST = 10
 """After a round, the task rests for this multiple of its computing time, so that it takes a tenth
 of a CPU. The time in which the task waits for the bus does not count as computing time: an outage
@@ -127,7 +127,7 @@ class NodeGroups:
         self._busy_s = 0.0
         """The computing time of the last round."""
         self._unneeded_s: dict[str, float] = {}
-        """By key: the loop's time at which the node lost its last member of the key's group."""
+        """By key: the loop's time at which a round first found no member on the node."""
 
     def wake(self) -> None:
         """Start a round if VMs, statuses or groups have changed since the last complete round."""
@@ -174,7 +174,7 @@ class NodeGroups:
                 if due.is_full:
                     complete &= await self._put_all(due, tenure)
                 await asyncio.sleep(0)
-            # `before` has no keys that creates have written since: these keys must stay.
+            # Creates may have written keys since `before` was copied: these keys must stay.
             left = {key: held for key, held in before.items() if key not in wanted}
             for former in self._former(members, left):
                 due.add(*former)
@@ -244,8 +244,8 @@ class NodeGroups:
     def _over(self, left: Mapping[str, StoredValue]) -> list[str]:
         """Return the keys whose group is deleted, or has had no member on the node for KEPT_S.
 
-        A key stays while its group's record is unreadable, or the record of a VM on its node:
-        guests may depend on the key.
+        A key stays while the record of its group, or of a VM on its node, is unreadable: guests
+        may depend on the key.
         """
         now_s, groups, found = asyncio.get_running_loop().time(), self._fleet.groups, []
         damaged = self._fleet.damaged

@@ -1,8 +1,8 @@
 """Ends the holds that deleted VMs still have on volumes, as a leader task (ADR 0045).
 
 Usually one batch ends a VM's record and its holds. A hold remains if a person removed an unreadable
-record, or if the bus was restored from a backup that lacks the VM. In these cases only the hold's
-node knows if a guest still uses the volume.
+record, or if the bus was restored from a backup that lacks the VM. In these cases, only the node
+that the hold names knows if a guest still uses the volume.
 """
 
 import asyncio

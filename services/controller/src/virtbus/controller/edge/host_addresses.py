@@ -21,7 +21,7 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Changes within this time are combined to one write per node."""
+"""Changes within this time are combined into one write per node."""
 ADDRESS_CHARACTERS = 45
 """Maximum length of an address (IPv6). A node must not fill the keys with longer texts."""
 PER_HOST = 32

@@ -93,7 +93,7 @@ class HostApi(NodeApi):
         return self._show(node)
 
     async def _record(self, node: str, change: Change, request: Request) -> bool:
-        """Change the host record by CAS; return False if an earlier try of the request has."""
+        """Change the host record by CAS; return False if the request has already acted."""
         key = subjects.node_host(node)
         for _ in range(ATTEMPTS):
             entry = await self._bus.get(key)

@@ -253,8 +253,8 @@ class Informers:
             return gone
         changed = self._fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
         held = self._fleet.vms.get(uid)
-        # Usually a status queues the uid. Two cases need the record to queue it: a VM without a
-        # node gets no status, and a status may have arrived before the record was in the cache.
+        # Usually the status queues the uid. In two cases the record must queue the uid: a VM
+        # without a node gets no status, and a status may arrive before the record is in the cache.
         answered = changed is None and held is not None and held.may_release
         if answered or entry.key.startswith(WAITING):
             self.released.put_nowait(uid)

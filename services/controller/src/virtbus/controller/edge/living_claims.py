@@ -70,7 +70,7 @@ class LivingClaims:
         }
 
     async def holder(self, folder: str) -> HeldOnHost | None:
-        """Return the VM that a host reports as the volume's holder; None if the bus lacks none.
+        """Return a holder that a host reports and the bus does not name; None without such a VM.
 
         Raises:
             VirtbusError: 503 `volumes_unheard`: a living host did not answer.

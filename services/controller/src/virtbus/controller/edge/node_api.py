@@ -298,7 +298,7 @@ class NodeApi:
     def _wanted(self, node: str, entry: Entry | None, unread: NodeSpec | None) -> NodeSpec:
         """Return the spec in `entry`; for an unreadable spec, the cached spec or `unread`.
 
-        Without both, raises UnreadableValueError: the unreadable spec may contain a fence.
+        Raises UnreadableValueError if both are None: the unreadable spec may contain a fence.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
             return NodeSpec(node=node)
@@ -313,7 +313,7 @@ class NodeApi:
             return unread
 
     def _eviction_blocked(self, node: str, now_s: float) -> dict[str, str]:
-        """Return by uid the reason why a VM stays on its drained or fenced node; "" for none."""
+        """Return by uid why a VM stays on its drained or fenced node; "" for a VM that leaves."""
         node_spec = self._fleet.node_spec_of(node)
         if node_spec.draining is None and node_spec.fenced is None:
             return {}

@@ -1,7 +1,7 @@
 """Writes for each node its peers in overlay networks, as a leader task.
 
 Each key is for a node, a network and a peer: another host that has guests of the network. A new
-guest therefore costs one write for each peer. Changes of a key within LOOK_S are combined to one
+guest therefore costs one write for each peer. Changes of a key within LOOK_S are combined into one
 write.
 """
 

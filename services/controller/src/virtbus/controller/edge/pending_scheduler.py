@@ -65,7 +65,7 @@ class PendingScheduler:
         """By uid: the nodes that refused the VM, with the loop's time of the last refusal."""
 
     def wake(self) -> None:
-        """Start a round if a VM waits: capacity or VMs may be new."""
+        """Start a round if a VM waits; called when capacity or a VM may be new."""
         if self._fleet.unplaced or self._fleet.refused:
             self._wake.set()
 

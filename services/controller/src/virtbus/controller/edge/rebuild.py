@@ -221,7 +221,7 @@ class Rebuilds:
             await self._commits.claim(known.record)
 
     async def _follow(self, report: KnownRecords, *, dry: bool, disputed: bool) -> RebuiltNode:
-        """Let a node join this bus; a node that has joined already lists its VMs again.
+        """Let a node join this bus. If the node has joined before, it only lists its VMs again.
 
         A node with a VM in conflict (`disputed`) does not join: it has VMs that the bus lacks.
         """

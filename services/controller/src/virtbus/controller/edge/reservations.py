@@ -29,7 +29,7 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
 ATTEMPTS = 16
-"""Limit of attempts. Each lost race means that another write for the same node succeeded."""
+"""Limit of attempts. An attempt fails if another VM of the same node was written first."""
 
 
 class NodeFullError(Exception):

@@ -78,7 +78,7 @@ class SnapshotApi:
 
     # --- create and restore -----------------------------------------------------------------
     async def create(self, request: Request) -> SnapshotView:
-        """Write a snapshot and the operation that makes its data; both have one id."""
+        """Write a snapshot, and the operation that makes its data. Its id is the snapshot's uid."""
         want = validate(SnapshotCreate, request.data)
         snapshot_changes.refuse_unclear(want)
         resource, name = ("vm", want.vm) if want.vm else ("volume", want.volume or "")
