@@ -1,7 +1,7 @@
-"""Continues each drain, fence and `vm.move` until the VMs have left (ADR 0014).
+"""Continues each drain, fence and `vm.move` until the VMs have left their nodes (ADR 0014).
 
-All state is on the bus, in desired node states, records and statuses. So any controller that gets
-the fleet lease can continue.
+The bus keeps all progress: in node specs, VM records and statuses. Therefore any controller that
+gets the fleet lease can continue.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 0.5
 SETTLE_S = 6.0
-"""Time to wait for a heartbeat after a fence, because the node may have come back just before.
-Heartbeats are 4 s apart."""
+"""A fenced node counts as off after this time without a heartbeat; heartbeats are 4 s apart. The
+wait detects a node that came back just before the fence."""
 
 Check = Callable[[], int]
 """Called right before each write; returns the fencing token, or raises LeaseLostError."""
 
 
 class Evacuations:
-    """Runs rounds while the lease is held."""
+    """Runs rounds that move and evacuate VMs, while the fleet lease is held."""
 
     def __init__(
         self,
@@ -62,12 +62,11 @@ class Evacuations:
         self._living = living
         self._moves = Assignment(bus, fleet, living)
         self._fences: dict[str, tuple[Fence, float]] = {}
-        """By node: the active fence, and since when this process knows of it."""
+        """By node: the active fence, and the loop's time at which this process first saw it."""
         self._kept: dict[str, str] = {}
-        """By uid: the reserved target of a VM that its node has not released yet."""
+        """By uid of a VM that its node has not released yet: the reserved target, "" for none."""
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Run rounds until cancelled."""
         while True:
             try:
                 await self.round(tenure.check)
@@ -76,10 +75,7 @@ class Evacuations:
             await asyncio.sleep(ROUND_S)
 
     async def round(self, check: Check) -> None:
-        """Move VMs that can move now, and start to evacuate others.
-
-        `check` is called before each write.
-        """
+        """Move the VMs that their nodes have released, and start to evacuate others."""
         fleet = self._fleet
         node_specs = {
             node: node_spec for node, (node_spec, _) in fleet.node_specs.items() if node_spec.closed
@@ -102,14 +98,14 @@ class Evacuations:
                 )
 
     def _on(self, node: str) -> list[StoredVm]:
-        """Return the VMs of a node with readable records, the oldest first."""
+        """Return the VMs of a node, the oldest first; omit VMs with an unreadable record."""
         fleet = self._fleet
         there = [held for held in fleet.vms.values() if held.record.node == node]
         there = [held for held in there if not fleet.damaged.record_of(held.record.uid)]
         return sorted(there, key=lambda held: held.record.created_ns)
 
     async def _continue(self, held: StoredVm, places: EvacuationTargets, check: Check) -> None:
-        """Move a leaving VM once its node has released it; until then reserve its target."""
+        """Move a leaving VM if its node has released it; reserve its target if not."""
         record, uid = held.record, held.record.uid
         if not released_by_node(record, self._fleet.last_status(record)):
             node = self._kept.get(uid, "")
@@ -123,15 +119,16 @@ class Evacuations:
             return
         node, _ = places.find(record, home=True)
         if not node and record.evacuation_target is None:
-            # like a new VM that fits nowhere now: the pending scheduler places it later
+            # the VM becomes pending: the pending scheduler places it when a node has room
             node = UNPLACED
         if node:
             await self._move(held, record, node, check, self._fence_of(record.node))
 
     async def _home(self, held: StoredVm, check: Check) -> None:
-        """Keep a VM on its node if its volumes have stayed there (ADR 0087).
+        """End the evacuation of a VM on its own node if its volumes are still there (ADR 0087).
 
-        While volumes are moving, the VM waits: `OffMoves` moves it together with the volumes.
+        While a volume of the VM is moving, this method does nothing: `OffMoves` moves the VM
+        together with its volumes.
         """
         record, uid = held.record, held.record.uid
         refs = local_volumes(record)
@@ -149,9 +146,9 @@ class Evacuations:
     async def _drained(
         self, node: str, places: EvacuationTargets, check: Check, *, discard: bool
     ) -> None:
-        """Start to evacuate those VMs of a drained node that have a target."""
+        """Start to evacuate the VMs of a drained node for which a target node has room."""
         if self._fleet.silent(node, asyncio.get_running_loop().time()):
-            return  # a silent node cannot release VMs; if it is powered off, it must be fenced
+            return  # a silent node cannot release VMs; an operator must fence it if it is off
         for held in self._on(node):
             record = held.record
             if record.ending or eviction_blocked_reason(record, discard=discard):
@@ -172,7 +169,7 @@ class Evacuations:
     async def _fenced(
         self, node: str, node_spec: NodeSpec, fence: Fence, places: EvacuationTargets, check: Check
     ) -> None:
-        """Move the VMs of a fenced node, and complete deletes there, unless the node is back."""
+        """Move the VMs of a fenced node, and complete deletes there, if the node is off."""
         if not self._is_off(node, fence):
             return
         discard = fence.discard_local_disks or (
@@ -195,9 +192,9 @@ class Evacuations:
                     await self._move(held, record, there, check, standing)
 
     def _is_off(self, node: str, fence: Fence) -> bool:
-        """Return True if the node sent no heartbeat for at least SETTLE_S since the fence.
+        """Return True if the node sent no heartbeat in the SETTLE_S since the fence was seen.
 
-        A node that is back keeps its VMs, even while it is still fenced: its agent sees the fence.
+        A node that has come back keeps its VMs, even while it is fenced: its agent sees the fence.
         """
         now_s = asyncio.get_running_loop().time()
         kept, since_s = self._fences.get(node, (None, now_s))
@@ -210,7 +207,7 @@ class Evacuations:
         return not heard and now_s - since_s >= SETTLE_S and self._fleet.may_be_off(node, now_s)
 
     async def _finish(self, held: StoredVm, fence: Fenced) -> None:
-        """Complete the delete of a VM. The fenced node removes the disks when it is back."""
+        """Complete the delete of a VM; the fenced node removes the VM's disks when it is back."""
         try:
             revision = await self._commits.finish(held, fence=fence)
         except ConflictError:

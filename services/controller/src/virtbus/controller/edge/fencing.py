@@ -1,7 +1,7 @@
 """Runs an operator's command that turns a Down node off; exit code 0 is the proof.
 
-Only the holder of the fleet lease runs the command, for one node at a time. While the brake is on,
-because many nodes fell silent together, no node is turned off.
+Only the holder of the fleet lease runs the command, for one node at a time. While the brake is on
+(many nodes are silent at once), no node is turned off.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ LOOK_S = 1.0
 RETRY_S = 30.0
 SAID_BYTES = 500
 EXIT_S = 0.05
-"""Interval of the checks if the command has ended."""
+"""The interval at which the command's exit code is polled."""
 OUTPUT_S = 1.0
-"""Time limit of reading the rest of the output, after the command and its children have ended."""
+"""Time limit for the rest of the output, after the command and its children have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class FenceResult:
-    """The result of the command; `output` is its exit code and last output, or its error."""
+    """The command's result; `output` is its exit code and the end of its output, or an error."""
 
     done: bool
     output: str
 
 
 Command = Callable[[str], Awaitable[FenceResult]]
-"""Turns the node of this id off, or returns why it failed."""
+"""Takes a node's id and turns the node off; a failure is in the result."""
 
 
 def command(argv: Sequence[str], timeout_s: float) -> Command:
@@ -67,7 +67,7 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
                     code = await _exit_code(process)
             except TimeoutError:
                 return FenceResult(False, f"did not end in {timeout_s:g} s")
-            finally:  # its child processes have to end, too
+            finally:  # the command's child processes have to end, too
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                     await _exit_code(process)
@@ -79,14 +79,13 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
 
 
 async def _exit_code(process: asyncio.subprocess.Process) -> int:
-    """Wait until the process ends. `Process.wait` waits for all processes that hold its pipe."""
+    """Wait for the exit code only. `Process.wait` also waits for children that hold the pipe."""
     while process.returncode is None:  # noqa: ASYNC110  asyncio has no event for this
         await asyncio.sleep(EXIT_S)
     return process.returncode
 
 
 async def _keep_end(process: asyncio.subprocess.Process, kept: bytearray) -> None:
-    """Read the whole output; keep its last SAID_BYTES bytes in `kept`."""
     assert process.stdout is not None  # noqa: S101  it is a pipe
     while chunk := await process.stdout.read(4096):
         kept.extend(chunk)
@@ -94,7 +93,7 @@ async def _keep_end(process: asyncio.subprocess.Process, kept: bytearray) -> Non
 
 
 class FenceAgent:
-    """Fences Down nodes that have VMs, while the lease is held."""
+    """Fences Down nodes that have VMs, while the fleet lease is held."""
 
     def __init__(self, fleet: Fleet, nodes: NodeApi, turn_off: Command) -> None:
         self._fleet = fleet
@@ -103,7 +102,6 @@ class FenceAgent:
         self._tried_s: dict[str, float] = {}
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Check each second; never returns by itself."""
         while True:
             await asyncio.sleep(LOOK_S)
             for node in self._fleet.known_nodes():
@@ -121,7 +119,7 @@ class FenceAgent:
         return not self._fleet.braked and self._fleet.node_state(node, now_s) is NodeState.DOWN
 
     def _due(self, node: str) -> bool:
-        """Return True for a Down node with VMs that is not fenced and was not tried recently."""
+        """Return True for an unfenced Down node with VMs, if RETRY_S passed since the last try."""
         now_s = asyncio.get_running_loop().time()
         return (
             self._down(node)

@@ -1,4 +1,7 @@
-"""Completes deletes, and removes orphans that crashes left; safe in any number of controllers."""
+"""Completes deletes, and removes orphans that crashes left.
+
+Any number of controllers may do both at once.
+"""
 
 import asyncio
 import contextlib
@@ -30,13 +33,13 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 MENDED_S = 30.0
-"""Delay of a retry after an unreadable value. The repair of that value may wake no task."""
+"""Delay of a retry after an unreadable value. The repair of that value may not queue the VM."""
 AT_ONCE = 16
 """Number of concurrent deletes: each makes three writes and reads in sequence."""
 
 
 class Finalizer:
-    """Completes deletes after the release, and sweeps orphan claims, secrets and statuses."""
+    """Completes deletes of released VMs, and sweeps orphan claims, secrets and statuses."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
@@ -46,16 +49,19 @@ class Finalizer:
         self._moves = Assignment(bus, fleet)
         self._claims, self._secrets, self._statuses = OrphanGrace(), OrphanGrace(), OrphanGrace()
         self._retried: set[str] = set()
-        """The uids that are queued again after a delay, at most once each."""
+        """The uids that wait for a delayed retry; each uid waits at most once."""
 
     async def finish_released(self, changed: "asyncio.Queue[str]") -> None:
-        """Purge each deleted VM once its status says that nothing is left on the host."""
+        """Purge each deleted VM once its status says that nothing is left on the host.
+
+        `changed` yields the uids of VMs whose record or status has changed.
+        """
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
                 group.create_task(self._finish_each(changed))
 
     async def _finish_each(self, changed: "asyncio.Queue[str]") -> None:
-        """Complete one delete after another. If two tasks have the same VM, one succeeds."""
+        """Complete deletes in a loop. If two tasks get the same uid, the CAS lets one succeed."""
         while True:
             uid = await changed.get()
             try:
@@ -91,7 +97,7 @@ class Finalizer:
         log.info("deleted %s", held.record.name, extra={"code": "vm_deleted", "uid": uid})
 
     async def _free_volumes(self, held: StoredVm) -> None:
-        """End the VM's holds of volumes that its node has detached."""
+        """End the VM's holds of those volumes that its node has detached."""
         before = held.record
         record = released(before, self._fleet.last_status(before))
         if record == before:
@@ -126,7 +132,7 @@ class Finalizer:
                 await self._commits.release_claim(key, record.uid)
 
     async def sweep(self, grace_s: float) -> int:
-        """Remove the orphans that were seen for at least `grace_s`; return their number."""
+        """Remove the orphans that have existed for at least `grace_s`; return their number."""
         removed = 0
         claims = self._orphans()
         for key in self._claims.due(claims, asyncio.get_running_loop().time(), grace_s):
@@ -135,7 +141,7 @@ class Finalizer:
         return removed + await self._sweep_secrets(grace_s) + await self._sweep_statuses(grace_s)
 
     async def _passing(self, removing: Awaitable[bool], key: str) -> bool:
-        """Return the result of a removal; False if the orphan has changed or cannot be read."""
+        """Await a removal; return False if the orphan has changed or cannot be read."""
         try:
             return await removing
         except ConflictError:
@@ -145,7 +151,7 @@ class Finalizer:
             return False
 
     async def _reclaim(self) -> None:
-        """Replace each unreadable claim by one for the VM that has that name or address, if any."""
+        """Replace each unreadable claim whose name or address is in a VM's record."""
         bad = {one.key: one.revision for one in self._fleet.damaged.claims()}
         if not bad:
             return
@@ -158,7 +164,7 @@ class Finalizer:
                 await self._bus.put(key, claim, expect=bad[key])
 
     def _orphans(self) -> dict[str, int]:
-        """Return the claims whose uid has no record with that name or address, with revisions."""
+        """Return the revision of each claim whose name or address is not in its VM's record."""
         own = {uid: set(claims_of(held.record)) for uid, held in self._fleet.vms.items()}
         return {
             key: claim.revision
@@ -185,7 +191,7 @@ class Finalizer:
     async def _sweep_secret(self, entry: Entry) -> bool:
         """Purge a secret that is not at its VM's node.
 
-        If the VM has moved, and its new node has no copy, the secret is copied there before.
+        If the VM has moved, its new node first gets a copy of the secret, if it has none.
         """
         latest = await self._commits.latest(_uid(entry))
         if _belongs(entry, latest):
@@ -193,16 +199,17 @@ class Finalizer:
         if latest is not None:
             await self._moves.rescue(entry, latest.record)
         else:
-            await self._commits.buried(_uid(entry))  # so a paused create stores its secrets again
+            # the tombstone makes a paused create store its secrets again
+            await self._commits.buried(_uid(entry))
         await self._bus.purge(entry.key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
     async def _sweep_statuses(self, grace_s: float) -> int:
-        """Remove statuses of deleted VMs that were stored after their agents had purged them.
+        """Remove statuses of deleted VMs that are on the bus although the agent purged them.
 
         The cause is a put that hung in a broken connection, or a garbled purge. Statuses of
-        unreachable nodes are kept, because they show the VMs there. Statuses without a purge marker
-        of the record are kept too: the bus may have lost the record.
+        unreachable nodes are kept, because they show the VMs on these nodes. A status is also kept
+        if the VM's record has no purge marker: the bus may have lost the record.
         """
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = {
@@ -228,12 +235,12 @@ class Finalizer:
         if entry is None or entry.kind is not EntryKind.PUT:
             return False
         if not purged(await self._bus.get(subjects.vm_anywhere(_uid(entry)))):
-            return False  # this bus does not know the uid, which is no proof of a delete
+            return False  # a missing record without a purge marker does not prove a delete
         await self._bus.purge(key, expect=entry.revision, marker_ttl_s=MARKER_TTL_S)
         return True
 
     async def sweep_forever(self, tenure: LeaderTerm, interval_s: float, grace_s: float) -> None:
-        """Sweep each `interval_s`, while the lease is held."""
+        """Sweep each `interval_s`, while the fleet lease is held."""
         while True:
             await asyncio.sleep(interval_s)
             tenure.check()
@@ -257,5 +264,5 @@ def _uid(entry: Entry) -> str:
 
 
 def _belongs(entry: Entry, held: StoredVm | None) -> bool:
-    """Return True if the entry is the VM's secrets at the VM's current node."""
+    """Return True if the entry holds the VM's secrets for the VM's current node."""
     return held is not None and entry.key == subjects.vm_secret(held.record.node, held.record.uid)

@@ -1,4 +1,4 @@
-"""Handles requests about the fleet: `image.*`, `network.offers`, `bus.status` and `vm.events`."""
+"""Handles the requests `image.*`, `network.offers`, `bus.status` and `vm.events`."""
 
 import asyncio
 from collections import Counter
@@ -51,9 +51,10 @@ from virtbus.schemas.wire import validate
 Model = TypeVar("Model", bound=BaseModel)
 
 CONSUMERS_SHOWN = 500
-"""Limit of shown consumers of a stream, largest lag first; each node has three consumers."""
+"""Limit of the consumers that an answer shows of a stream; those with the most pending messages
+come first. Each node has three consumers."""
 EVENTS_AT_ONCE = 200
-"""Maximum events in an answer, even if the request's limit is higher; `next_after` continues."""
+"""Limit of the events in an answer. A client reads on with the answer's `next_after`."""
 NODE_ANSWER_S = 3.0
 COMING_UP = {VmState.PENDING, VmState.SCHEDULED, VmState.PREPARING, VmState.STARTING}
 
@@ -67,7 +68,7 @@ class FleetApi:
         self._fleet = fleet
         self._image_names = ImageNameReads(bus, fleet)
         self._pace = Pace()
-        """Pages of events are read one at a time, so that many readers do not block the loop."""
+        """Serves pages of events one at a time, so that many readers do not block the loop."""
 
     async def networks(self, request: Request) -> pages.Plain:
         after = pages.key_of(validate(PageAsk, request.data).continue_)
@@ -114,7 +115,7 @@ class FleetApi:
         return PulledImages(images=images, errors=_texts(errors))
 
     async def delete_image(self, request: Request) -> DeletedImages:
-        """Remove an image from nodes. Nodes without the image are no error if another had it."""
+        """Remove an image from nodes; it is enough that one of the nodes had the image."""
         want = validate(ImageDelete, request.data)
         nodes = self._named(want.node)
         ask, left_s = ForgetImage(ref=want.ref), _left_s(request)
@@ -125,7 +126,10 @@ class FleetApi:
         return DeletedImages(nodes=gone, errors=_texts(failed))
 
     def _named(self, node: str | None) -> list[str]:
-        """Return the given node, or all nodes for None; raise VirtbusError if there is none."""
+        """Return the given node, or all nodes for None.
+
+        Raises VirtbusError for an unknown node, or if no node has joined.
+        """
         nodes = [node] if node else self._fleet.known_nodes()
         if not nodes:
             message = "no node has joined; start one with `virtbus up`"
@@ -142,9 +146,9 @@ class FleetApi:
         timeout_s: float,
         model: type[Model],
     ) -> tuple[dict[str, Model], dict[str, VirtbusError]]:
-        """Call imaged of each node concurrently; return answers and errors by node.
+        """Call imaged of all nodes concurrently; return answers and errors by node.
 
-        An answer that is not a valid `model` counts as an error of that node.
+        An answer that is not a valid `model` is an error of its node.
         """
         answers: dict[str, Model] = {}
         errors: dict[str, VirtbusError] = {}
@@ -177,7 +181,7 @@ class FleetApi:
             return history.page(stored, want, more=more, as_json=request.wants_json)
 
     def _states(self, nodes: Mapping[str, NodeState]) -> list[tuple[VmRecord, VmState]]:
-        """Return each VM's record and state. Views of all VMs would block the loop for too long."""
+        """Return each VM's record and state. Full views of all VMs would block the loop."""
         found = []
         for held in self._fleet.vms.values():
             node = nodes.get(held.record.node, NodeState.READY)
@@ -186,7 +190,7 @@ class FleetApi:
         return found
 
     async def status(self, request: Request) -> pages.Plain:
-        """Return a BusStatus as plain data: the part of `virtbus status` about the whole fleet."""
+        """Return a BusStatus as plain data. `virtbus status` shows it above the list of nodes."""
         validate(Empty, request.data)
         now_s = asyncio.get_running_loop().time()
         nodes = list(node_views(self._fleet, now_s))
@@ -231,7 +235,7 @@ def _stream(one: StreamReport) -> StreamStatus:
 
 
 def _may_be_cut(stored: Sequence[StoredMessage]) -> bool:
-    """Return True if the bus may have truncated the list."""
+    """Return True if the bus may have truncated the list at its HISTORY_BYTES."""
     return sum(len(one.body) for one in stored) > HISTORY_BYTES // 2
 
 

@@ -12,8 +12,8 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.volume import VolumeRecord
 
 _AT_BIRTH = frozenset({EventKind.VM_ACCEPTED, EventKind.VM_SCHEDULED})
-"""Events that are emitted after the commit, when the node may already act. They get the time of the
-record's creation, so that they precede the node's events."""
+"""Events of a create. They are emitted after the commit, when the node may already act. Therefore
+they carry the record's creation time, and sort before the node's events."""
 
 
 class FleetEvents:
@@ -24,14 +24,18 @@ class FleetEvents:
         self._events = EventRecorder(bus, "controller")
 
     def node(self, kind: EventKind, node: str, message: str, identity: str) -> None:
-        """Emit an event of a node. All controllers that emit it give it the same `identity`."""
+        """Emit an event of a node.
+
+        If several controllers emit the same event, they pass the same `identity`: the stream keeps
+        one copy.
+        """
         event = self._events.event(kind, uid="", node=node, message=message)
         self._bus.emit(
             subjects.node_event(node, kind), event, message_id=f"{node}:{identity}:{kind}"
         )
 
     def named(self, kind: EventKind, record: NamedRecord, revision: int, message: str) -> None:
-        """Emit an event of a named object; `revision` is the revision of its change or purge."""
+        """Emit an event of a named object; `revision` is that of the object's change or purge."""
         event = self._events.event(
             kind,
             uid=record.uid,
@@ -45,7 +49,7 @@ class FleetEvents:
         self._events.emit(event, f"{record.uid}:{revision}:{kind}")
 
     def operation(self, record: OperationRecord, revision: int) -> None:
-        """Emit that an operation was accepted. The operation's node emits the end."""
+        """Emit that an operation was accepted. Its node emits the event of the operation's end."""
         event = self._events.event(
             EventKind.OPERATION_ACCEPTED,
             uid=record.uid,
@@ -58,9 +62,9 @@ class FleetEvents:
         self._events.emit(event, f"{record.id}:{revision}")
 
     def emit(self, kind: EventKind, record: VmRecord, message: str, *, revision: int = 0) -> None:
-        """Emit an event of a VM. Repeats of a step have one message id, so they are stored once.
+        """Emit an event of a VM. A repeated step has the same message id, and is stored once.
 
-        `revision` distinguishes steps that change neither epoch, generation nor power epoch.
+        Steps that keep epoch, generation and power epoch need a `revision` to be distinct.
         """
         at = {"at_ns": record.created_ns} if kind in _AT_BIRTH else {}
         step = f"{record.epoch}:{record.generation}:{record.power_epoch}:{revision}"

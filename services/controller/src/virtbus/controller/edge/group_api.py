@@ -88,7 +88,7 @@ class GroupApi:
         return SecurityGroupCreated(group=self._show(held), created=created)
 
     def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new group would exceed a quota, or take the space that VMs need."""
+        """Raise 429 if a new group would exceed a quota, or the bus space kept free for VMs."""
         self._storage.refuse_create("security groups", OBJECTS_UNTIL_FULL)
         if why := self._quota.full(self._fleet.groups, namespace, "security groups", "the bus"):
             message = f"{why}; delete some, then repeat"
@@ -133,7 +133,7 @@ class GroupApi:
         )
 
     async def delete(self, request: Request) -> SecurityGroupView:
-        """Delete a group, even one that cannot be read. A leader task removes it from the nodes."""
+        """Delete a group, also an unreadable one. The leader task `NodeGroups` purges its keys."""
         want = validate(SecurityGroupDelete, request.data)
         key = subjects.security_group(want.namespace, want.name)
         for _ in range(ATTEMPTS):
@@ -154,9 +154,9 @@ class GroupApi:
     def _unreadable(
         self, want: SecurityGroupRef, error: UnreadableValueError, request: Request
     ) -> StoredGroup:
-        """Return the cached version of an unreadable group, or one without rules (ADR 0027)."""
+        """Return the cached version of an unreadable group, or a group without rules (ADR 0027)."""
         if error.found.reason == "newer_schema":
-            raise error  # newer controllers can read it
+            raise error  # newer controllers can read the group
         known = self._fleet.groups.get(want.namespace, want.name)
         record = known.record if known is not None else None
         if record is None:
@@ -176,9 +176,9 @@ class GroupApi:
 
         Raises:
             VirtbusError:
-                404: there is no such group.
-                403: the account may not use it.
-                409: it has another uid than the requested one.
+                404: the group does not exist.
+                403: the account may not use the group.
+                409: the group's uid differs from the requested uid.
         """
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
@@ -192,7 +192,6 @@ class GroupApi:
         return Membership(fleet.vms.values(), fleet.statuses, fleet.groups)
 
     def _tell(self, kind: EventKind, held: StoredGroup) -> None:
-        """Log a change, and emit its event."""
         self._events.named(kind, held.record, held.revision, "")
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)

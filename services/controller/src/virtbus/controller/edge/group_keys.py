@@ -1,7 +1,8 @@
 """Writes the security groups of each node's VMs to the node's own keys (ADR 0069).
 
-A write of a VM's record adds the keys that the VM's node lacks, in the same batch and before the
-record. So a node knows a VM's groups no later than the VM. The leader writes all other changes.
+A batch that writes a VM's record also writes the group keys that the VM's node lacks. The keys come
+before the record, so that a node knows a VM's groups no later than the VM. The leader task
+`NodeGroups` writes all other changes.
 """
 
 import asyncio
@@ -27,27 +28,26 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 StoredValue = tuple[NodeGroup | None, int]
-"""A group's value for a node, and its revision; None if the value cannot be read."""
+"""A group's value for a node, None if unreadable, and the revision of its key."""
 
 ROUND_S = 0.2
-"""All changes within this time are one write for each node and group."""
+"""Changes within this time are combined into one write for each node and group."""
 REST = 10
 """After a round, the task rests for this multiple of its computing time, so that it takes a tenth
-of a CPU. Time spent waiting for the bus does not count. Otherwise groups would be late for ten
-times the length of an outage."""
+of a CPU. The time in which the task waits for the bus does not count as computing time: an outage
+of the bus must not make groups late for ten times its length."""
 AT_ONCE, AT_ONCE_BYTES = 256, 1024 * 1024
-"""Limits of the writes that are sent together, and of their bytes. So a change that concerns many
-nodes costs as few round trips as a change for one node. Higher limits would delay other tasks'
-writes."""
+"""Limits of the writes that are sent together, and of their bytes. Sending writes together saves
+round trips. Higher limits would delay the writes of other tasks."""
 AGAIN_S = 2.0
 IDLE_S = 30.0
 KEPT_S = 60.0
-"""A key stays for this time after its last member is gone. A create that sees a member on the node
-relies on the key for up to 5 s, and does not write it."""
+"""A key stays for this time after its group's last member has left the node. A create that saw
+that member does not write the key, and relies on it for up to 5 s."""
 
 
 def membership(fleet: Fleet) -> Membership:
-    """Return the members of the groups at this moment."""
+    """Return the current members of all groups."""
     return Membership(fleet.vms.values(), fleet.statuses, fleet.groups)
 
 
@@ -59,11 +59,12 @@ class GroupKeys:
         self._fleet = fleet
 
     async def writes(self, after: VmRecord | None) -> list[Write]:
-        """Return the writes of the keys that the node of a record lacks; mostly none.
+        """Return writes of the group keys that the node of the record `after` lacks.
 
-        A key of a group without a member on the node is written again, so that a purge by the
-        leader conflicts. A key with an old value of its group is written again, because the old
-        selector may not select this VM.
+        Most nodes lack no key. Two kinds of existing keys are written again:
+        - The group has no member on the node: the leader may be about to purge the key, and the
+          write makes the purge conflict.
+        - The key has an old version of the group, whose selector may not select this VM.
         """
         if after is None or after.node == UNPLACED or after.ending:
             return []
@@ -84,7 +85,7 @@ class GroupKeys:
         return found
 
     def _has_member(self, group: SecurityGroupRecord, node: str) -> bool:
-        """Return True if the group selects a VM on the node. Then the leader keeps the key."""
+        """Return True if the group selects a VM on the node: then the leader keeps the key."""
         vms = self._fleet.vms.values()
         return any(held.record.node == node and selects(group, held.record) for held in vms)
 
@@ -94,7 +95,7 @@ def _age(group: NodeGroup | SecurityGroupRecord) -> tuple[str, int]:
 
 
 class _Writes:
-    """Values that are sent together: each with its key, and the revision that it replaces."""
+    """A batch of values, each with its key and the expected revision of the key (0: unknown)."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -110,24 +111,23 @@ class _Writes:
         return len(self._due) >= AT_ONCE or self._size >= AT_ONCE_BYTES
 
     def take(self) -> list[tuple[str, bytes, int]]:
-        """Return the values, and forget them."""
         taken, self._due, self._size = self._due, [], 0
         return taken
 
 
 class NodeGroups:
-    """The leader task that keeps the groups of all nodes current."""
+    """The leader task that keeps the group keys of all nodes current."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
         self._fleet = fleet
         self._wake = asyncio.Event()
         self._done: tuple[int, int, int] | None = None
-        """The revisions that the last complete round has seen."""
+        """The revisions that the last complete round saw; None: the next round is due."""
         self._busy_s = 0.0
         """The computing time of the last round."""
         self._unneeded_s: dict[str, float] = {}
-        """By key: the loop's time since which the node has no member of the key's group."""
+        """By key: the loop's time at which a round first found no member on the node."""
 
     def wake(self) -> None:
         """Start a round if VMs, statuses or groups have changed since the last complete round."""
@@ -143,7 +143,7 @@ class NodeGroups:
         return fleet.revision, fleet.status_revision, fleet.groups.seen
 
     async def run(self, tenure: LeaderTerm) -> NoReturn:
-        """Write the keys that differ, while the lease is held."""
+        """Write the keys that differ, while the fleet lease is held."""
         self._done = None
         while True:
             self._wake.clear()
@@ -155,9 +155,9 @@ class NodeGroups:
             await wait_for_event(self._wake, 0.0 if self._due() else IDLE_S)
 
     async def _round(self, tenure: LeaderTerm) -> bool:
-        """Write each key that differs; return False if a key has to be written again.
+        """Write each key that differs; return False if a write conflicted and must be repeated.
 
-        Other tasks run between the steps, because a round of a large fleet takes seconds.
+        A round of a large fleet takes seconds, so the loop runs other tasks between the steps.
         """
         members, wanted, complete = membership(self._fleet), set[str](), True
         before = dict(self._fleet.groups.on_nodes)
@@ -174,7 +174,7 @@ class NodeGroups:
                 if due.is_full:
                     complete &= await self._put_all(due, tenure)
                 await asyncio.sleep(0)
-            # Others may have written keys since the members were read. Such keys stay.
+            # Creates may have written keys since `before` was copied: these keys must stay.
             left = {key: held for key, held in before.items() if key not in wanted}
             for former in self._former(members, left):
                 due.add(*former)
@@ -189,7 +189,7 @@ class NodeGroups:
         return complete
 
     def _timed(self, steps: Iterator[T]) -> Iterator[T]:
-        """Yield the steps of a computation, and add the time that each takes to `_busy_s`."""
+        """Yield the steps of a computation, and add their computing time to `_busy_s`."""
         time = asyncio.get_running_loop().time
         while True:
             began_s = time()
@@ -204,10 +204,10 @@ class NodeGroups:
     def _former(
         self, members: Membership, left: Mapping[str, StoredValue]
     ) -> list[tuple[str, NodeGroup, int]]:
-        """Return keys without a member whose value is outdated, with the new value and revision.
+        """Return outdated keys of nodes without a member: key, new value and expected revision.
 
         Without this write, a group that now selects other VMs would still apply to its former
-        members.
+        members on the node.
         """
         found = []
         for key, (there, revision) in sorted(left.items()):
@@ -220,7 +220,7 @@ class NodeGroups:
         return found
 
     async def _put_all(self, due: _Writes, tenure: LeaderTerm) -> bool:
-        """Send all writes together; return False if a key has to be written again."""
+        """Send all writes together; return False if a write conflicted."""
         tenure.check()
         try:
             async with asyncio.TaskGroup() as group:
@@ -237,14 +237,14 @@ class NodeGroups:
             self._fleet.groups.put(key, body, await self._bus.put(key, body, expect=revision))
         except ConflictError:
             return False  # another controller was first; the watch delivers its write
-        except OversizeError as error:  # other groups must not wait for this one
+        except OversizeError as error:  # other groups must not wait for this group
             log.error("%s is not written: %s", key, error, extra={"code": "group_too_large"})
         return True
 
     def _over(self, left: Mapping[str, StoredValue]) -> list[str]:
-        """Return the keys whose group is gone, or that have had no member for KEPT_S.
+        """Return the keys whose group is deleted, or has had no member on the node for KEPT_S.
 
-        A key stays while the record of its group, or of a VM on its node, cannot be read: guests
+        A key stays while the record of its group, or of a VM on its node, is unreadable: guests
         may depend on the key.
         """
         now_s, groups, found = asyncio.get_running_loop().time(), self._fleet.groups, []

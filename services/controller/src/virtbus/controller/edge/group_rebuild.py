@@ -1,4 +1,4 @@
-"""Collects the security groups of hosts for `bus.rebuild`, and writes back the accepted ones."""
+"""Collects the hosts' copies of security groups for `bus.rebuild`; writes back accepted groups."""
 
 import asyncio
 import logging
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 
 ASK_S = 5.0
 NODE_S = 10.0
-"""Time limit for all pages of a node: a hostile node could answer slowly, with one group a page."""
+"""Time limit for all pages of a node. A hostile node could answer slowly with tiny pages."""
 AT_ONCE = 64
-"""Limit of nodes that are asked at the same time, and of concurrent reads of groups on the bus."""
+"""Limit of concurrent requests to nodes, and of concurrent reads of groups on the bus."""
 GROUPS_MAX = 5000
-"""Limit of groups that are read from one host. A hostile host could report any number."""
+"""Limit of the groups that are read from a host. A hostile host could report any number."""
 NAMES_SHOWN = 10
 SHOWN_BYTES = 256 * 1024
 """The size limit of the groups in an answer."""
@@ -48,16 +48,19 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class RebuiltGroups:
-    """The groups' part of an answer; `message` says why groups may be missing."""
+    """The security groups in the answer of `bus.rebuild`.
+
+    `message` says why groups may be missing; "" if none is.
+    """
 
     groups: tuple[RebuiltGroup, ...]
     omitted: int
-    """The number of further groups, which do not fit in the answer."""
+    """The number of groups that do not fit in the answer."""
     message: str
 
 
 class GroupRebuild:
-    """The groups' part of a rebuild. It may be repeated, and interrupted at any step."""
+    """Rebuilds security groups. A rebuild may be interrupted at any step, and repeated."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
@@ -68,11 +71,11 @@ class GroupRebuild:
     async def rebuild(
         self, nodes: Collection[str], accepted: Accepted, until_s: float, *, dry: bool
     ) -> RebuiltGroups:
-        """Write back the accepted groups of these nodes, unless `dry`; return a result for each.
+        """Find groups that the bus lacks or has in an older version; write back accepted groups.
 
-        Only groups that the bus lacks, or has in an older version, have a result. The call ends at
-        `until_s` (loop's time), and returns the groups that are known by then. A node that does not
-        answer counts as a node without groups. The groups that this node has stay in force there.
+        With `dry`, nothing is written. The call ends at `until_s` (loop's time), and returns the
+        groups that it has found by then. A silent node counts as a node without groups; its groups
+        stay in force on the node.
         """
         now_s = asyncio.get_running_loop().time()
         reports, silent = await self._ask(nodes, now_s + (until_s - now_s) / 2)
@@ -86,9 +89,9 @@ class GroupRebuild:
     async def _ask(
         self, nodes: Collection[str], until_s: float
     ) -> tuple[dict[str, list[NodeGroup]], list[str]]:
-        """Return the listed groups of each node, and the nodes that did not list all of them.
+        """Return the groups that each node lists, and the nodes whose list is incomplete.
 
-        Groups that a node reports under the key of another node are left out.
+        A group that a node reports under another key than its own is left out.
         """
         found: dict[str, dict[str, NodeGroup]] = {node: {} for node in nodes}
         silent, turns = set(nodes), asyncio.Semaphore(AT_ONCE)
@@ -109,7 +112,6 @@ class GroupRebuild:
         return reports, sorted(silent)
 
     async def _report(self, node: str, found: dict[str, NodeGroup]) -> None:
-        """Add all groups of a node to `found`, by key."""
         subject = subjects.rpc(node, "netd", "groups")
         after, more = "", True
         while more:
@@ -121,9 +123,9 @@ class GroupRebuild:
             after = last
 
     async def _known(self, names: Sequence[Name], until_s: float) -> tuple[dict[Name, Known], str]:
-        """Return these groups as the bus has them, and a message if some were not looked up.
+        """Return the bus's versions of these groups, and a message if some were not looked up.
 
-        Groups that were deleted on this bus, or that are unreadable, are left out.
+        A group that was deleted on this bus, or is unreadable, is left out.
         """
         known: dict[Name, Known] = {}
         left, failed, read = iter(names), list[BusError | VirtbusError](), 0
@@ -145,7 +147,10 @@ class GroupRebuild:
         return known, f"{len(names) - read} group(s) were not compared with the bus: {why}; repeat"
 
     async def _look_up(self, name: Name, known: dict[Name, Known]) -> None:
-        """Add a group to `known`, unless it was deleted on this bus or is unreadable."""
+        """Add the bus's version of a group to `known`, None if the bus has never had the group.
+
+        A group that was deleted on this bus, or is unreadable, is not added.
+        """
         try:
             held = await self._writes.latest(*name)
         except UnreadableValueError:
@@ -156,7 +161,7 @@ class GroupRebuild:
 
     # --- apply -----------------------------------------------------------------------------------
     async def _do(self, step: HostedGroup, known: Known, until_s: float) -> HostedGroup:
-        """Write the group of an accepted step; if that is refused, return a conflict."""
+        """Write the group of an accepted step; return a CONFLICT step if the write fails."""
         if step.step not in DONE:
             return step
         record = rebuilt(step.group, known, self._bus.sources.time_ns())
@@ -184,9 +189,9 @@ async def _work_until(until_s: float, works: Iterable[Coroutine[Any, Any, None]]
 
 
 def _by_urgency(reports: Mapping[str, Sequence[NodeGroup]], accepted: Accepted) -> list[Name]:
-    """Return the names of all groups: the accepted ones, then the first of each node, and so on.
+    """Return the names of all groups: accepted groups first, then round-robin over the nodes.
 
-    So a host that invents names cannot displace the groups of other hosts from the answer.
+    This order keeps a host that invents names from displacing the groups of other hosts.
     """
     wanted = {(namespace, name) for _, namespace, name in accepted}
     ranks: dict[Name, int] = {}
@@ -214,7 +219,7 @@ def _key(node: str, group: NodeGroup) -> str:
 
 
 def _answer(steps: Collection[HostedGroup], message: str) -> RebuiltGroups:
-    """Return the steps that fit in an answer, with written groups first."""
+    """Return the steps that fit in an answer; added and raised groups come first."""
     shown: list[RebuiltGroup] = []
     left_bytes = SHOWN_BYTES
     for step in sorted(steps, key=lambda one: one.step not in DONE):

@@ -1,8 +1,8 @@
-"""Ends the holds of volumes whose VMs are gone, as a leader task (ADR 0045).
+"""Ends the holds that deleted VMs still have on volumes, as a leader task (ADR 0045).
 
-Usually a VM's record and its holds end in one batch. A hold remains if a person removed an
-unreadable record, or if the bus was restored from a backup that lacks the VM. Then only the hold's
-node can tell that nothing uses the volume.
+Usually one batch ends a VM's record and its holds. A hold remains if a person removed an unreadable
+record, or if the bus was restored from a backup that lacks the VM. In these cases, only the node
+that the hold names knows if a guest still uses the volume.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 ROUND_S = 30.0
 ASK_S = 5.0
 Hold = tuple[str, StoredVolume]
-"""A VM, and a volume that it holds."""
+"""The uid of a VM, and a volume that the VM holds."""
 
 
 class HoldSweep:
     """Ends a hold if its VM has no record, and the hold's node, if any, has released the VM.
 
-    A crash or a lost answer leaves the hold, and the next round repeats the check.
+    After a crash or a lost answer, the hold remains, and the next round checks it again.
     """
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
@@ -45,7 +45,6 @@ class HoldSweep:
         self._writes = VolumeWrites(bus)
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Sweep repeatedly, while the lease is held."""
         while True:
             await asyncio.sleep(ROUND_S)
             for node, holds in self._suspects().items():
@@ -56,9 +55,9 @@ class HoldSweep:
                     log.info("%d hold(s) will be checked again: %s", len(holds), error, extra=extra)
 
     def _suspects(self) -> dict[str, list[Hold]]:
-        """Return the holders that have no cached record, with their volumes, by the hold's node.
+        """Return, by node, the holds whose VM has no cached record.
 
-        The node is empty for a volume without data: no guest ever had it, or its node is forgotten.
+        The node is "" for a volume without data: no guest has used it, or its node is forgotten.
         """
         found: dict[str, list[Hold]] = {}
         for vm, held in self._fleet.volumes.held_outside(self._fleet.vms):
@@ -66,9 +65,9 @@ class HoldSweep:
         return found
 
     async def _sweep(self, node: str, holds: list[Hold], tenure: LeaderTerm) -> None:
-        """End the holds of VMs that are gone; raises BusError, VirtbusError.
+        """End the holds of VMs without a record; raises BusError, VirtbusError.
 
-        If the VM is created meanwhile, the create writes the volume, so that the write here fails.
+        A concurrent create of the VM writes the volume too. Then the write of this sweep conflicts.
         """
         gone = [(vm, held) for vm, held in holds if await self._gone(vm)]
         left = await self._left(node) if gone and node else {vm for vm, _ in gone}
@@ -81,7 +80,7 @@ class HoldSweep:
         return ended(await self._bus.get(subjects.vm_anywhere(uid)))
 
     async def _left(self, node: str) -> Collection[str]:
-        """Return the uids of VMs of which the node has nothing left; raises as `Bus.request`."""
+        """Return the uids of the VMs that the node has removed; raises as `Bus.request`."""
         subject = subjects.rpc(node, "agent", "records")
         answer = await self._bus.request(subject, RecordsRead(limit=1), timeout_s=ASK_S)
         return validate(KnownRecords, answer).removed

@@ -1,7 +1,7 @@
-"""Writes the addresses of all hosts for each node, so that the node can block them for its guests.
+"""Writes the addresses of all hosts to a key of each node; the node blocks them for its guests.
 
-Nodes report their addresses in the heartbeat. A silent node's last addresses stay in its own key,
-until the node is forgotten. Each node has one key, which is written only on change.
+Nodes report their addresses in the heartbeat. The last addresses of a silent node stay in its own
+key until the node is forgotten. A key is written only on change.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""All changes within a second are one write per node."""
+"""Changes within this time are combined into one write per node."""
 ADDRESS_CHARACTERS = 45
-"""Maximum length of an address (IPv6). Longer texts would fill the value that nodes read."""
+"""Maximum length of an address (IPv6). A node must not fill the keys with longer texts."""
 PER_HOST = 32
-"""Limit of addresses per host, because each one becomes unreachable for all guests."""
+"""Limit of addresses per host, because each address becomes unreachable for all guests."""
 
 
 class FleetAddresses:
@@ -37,7 +37,7 @@ class FleetAddresses:
         self._stored: dict[str, tuple[HostAddresses, int]] = {}
 
     async def run(self, tenure: LeaderTerm) -> NoReturn:
-        """Watch the stored keys, and write those that differ, while the lease is held."""
+        """Watch the stored keys, and write those that differ, while the fleet lease is held."""
         self._stored.clear()
         listed = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -68,13 +68,13 @@ class FleetAddresses:
             there = read_stored(HostAddresses, entry.key, entry.value)
         except VirtbusError as error:
             log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
-            there = HostAddresses(node=node)  # `_write` replaces it
+            there = HostAddresses(node=node)  # differs from the desired value: `_write` replaces it
         self._stored[node] = (there, entry.revision)
 
     def wanted(self) -> dict[str, HostAddresses]:
         """Return the desired value of each node's key.
 
-        A node without a key gets none while no host has addresses.
+        While no host has addresses, only nodes that already have a key are included.
         """
         own = {node: there.own for node, (there, _) in self._stored.items()}
         for node, seen in self._fleet.nodes.items():

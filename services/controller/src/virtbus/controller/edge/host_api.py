@@ -1,4 +1,4 @@
-"""Writes a node's host record at its first heartbeat. Later only a person's request changes it."""
+"""Writes a node's host record at its first heartbeat; later only requests of persons change it."""
 
 import asyncio
 import logging
@@ -31,13 +31,13 @@ Change = Callable[[HostRecord], HostRecord]
 
 
 class HostApi(NodeApi):
-    """All handlers of `node.*`: those of NodeApi, and those that change a host record."""
+    """Adds the handlers that change a host record to those of NodeApi."""
 
     async def takeover(self, request: Request) -> NodeDetail:
         """Give a node to an agent that was refused and waits (ADR 0031).
 
-        The takeover contains the revision of the node's instance key. If the previous agent writes
-        that key again, the previous agent keeps the node.
+        The takeover names the current revision of the node's instance key. If the previous agent
+        renews that key, the revision differs, and the previous agent keeps the node.
         """
         want = validate(NodeTakeover, request.data)
         node, fleet = self._known(want.node), self._fleet
@@ -60,7 +60,7 @@ class HostApi(NodeApi):
         return self._show(node)
 
     def _rival(self, node: str, instance: str | None) -> Instance:
-        """Return the waiting agent; 409 if there is none, or several."""
+        """Return the waiting agent; raise 409 if no agent or several agents wait."""
         waiting = self._fleet.hosts.waiting(node)
         meant = [one for one in waiting if instance in {None, one.instance}]
         if len(meant) == 1:
@@ -93,10 +93,7 @@ class HostApi(NodeApi):
         return self._show(node)
 
     async def _record(self, node: str, change: Change, request: Request) -> bool:
-        """Change the host record by compare-and-set.
-
-        Return False if the request has acted already.
-        """
+        """Change the host record by CAS; return False if the request has already acted."""
         key = subjects.node_host(node)
         for _ in range(ATTEMPTS):
             entry = await self._bus.get(key)
@@ -105,7 +102,7 @@ class HostApi(NodeApi):
             if entry is not None and there:
                 try:
                     host = read(HostRecord, entry.value)
-                except VirtbusError as error:  # damaged: this person's request replaces it
+                except VirtbusError as error:  # this request replaces the unreadable record
                     log.error("unreadable %s: %s", key, error, extra={"code": "bad_record"})
             if request.id in host.requests:
                 return False
@@ -127,7 +124,7 @@ class HostApi(NodeApi):
 
 
 class HostDuty:
-    """Records host and capacity of each new node, and reports refused agents."""
+    """The leader task that records host and capacity of new nodes, and reports refused agents."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
@@ -135,7 +132,6 @@ class HostDuty:
         self._events = events
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Check each second, while the lease is held; never returns by itself."""
         reported: set[tuple[str, str]] = set()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -155,7 +151,7 @@ class HostDuty:
             reported = set(rivals)
 
     async def _first(self, record: NodeRecord) -> None:
-        """Record host and capacity of a node's first heartbeat. Later heartbeats change nothing."""
+        """Record host and capacity of a node, each only if the host record lacks the value."""
         hosts, node = self._fleet.hosts, record.node
         host = hosts.record(node) or HostRecord(node=node)
         update: dict[str, object] = {}

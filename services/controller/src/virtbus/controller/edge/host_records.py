@@ -1,4 +1,4 @@
-"""Reads a host's copies of its VMs' records, which is a limited number of pages."""
+"""Reads a host's copies of its VMs' records, up to a limit of pages."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,21 +10,21 @@ from virtbus.schemas.node_rpc import KnownRecords, RecordsRead
 from virtbus.schemas.wire import validate
 
 PAGES = 100
-"""Limit of pages that are read from a host, which are some 10,000 VMs. So a hostile host cannot
-keep a controller busy for ever."""
+"""Limit of the pages that are read from a host (about 10,000 VMs). A hostile host must not keep a
+controller busy for ever."""
 
 
 async def record_pages(
     bus: Bus, node: str, *, ask_s: float, until_s: float
 ) -> AsyncIterator[KnownRecords]:
-    """Yield the pages of a host, up to PAGES; the last one has `more` if the host has further ones.
+    """Yield up to PAGES pages of a host. If the last page has `more`, the list is incomplete.
 
     `ask_s` is the time limit of each answer.
 
     Raises:
         BusError: the host does not answer.
-        VirtbusError: 503 `records_slow`: more pages follow at `until_s` (loop's time). The errors
-            of the agent.
+        VirtbusError: 503 `records_slow`: the list is incomplete at `until_s` (loop's time). Also
+            the errors of the agent.
     """
     subject, after = subjects.rpc(node, "agent", "records"), ""
     for _ in range(PAGES):

@@ -62,7 +62,7 @@ class ImageNameApi:
 
     async def list(self, request: Request) -> pages.Plain:
         want = validate(ImageNameList, request.data)
-        # a name may contain "/", a namespace never does
+        # split once: a name may contain "/", a namespace cannot
         after = tuple(pages.key_of(want.continue_).split("/", 1))
         found = (
             ("/".join(held.order()), image_name_changes.shown(held))
@@ -73,9 +73,9 @@ class ImageNameApi:
 
     # --- change ---------------------------------------------------------------------------
     async def set(self, request: Request) -> ImageNameView:
-        """Make a name or replace its spec; a repeat of a request changes nothing.
+        """Make a name or replace its spec, also if the stored value is unreadable.
 
-        A value that cannot be read is replaced.
+        A repeated request changes nothing.
         """
         want = validate(ImageNameSet, request.data)
         image_name_changes.refuse_fleet(want, request.account)
@@ -104,7 +104,7 @@ class ImageNameApi:
         raise contended(f"the image name {want.name}")
 
     async def delete(self, request: Request) -> ImageNameDeleted:
-        """Remove a name, even if its value cannot be read. VMs and images stay."""
+        """Remove a name, also if its value is unreadable. VMs and images stay."""
         want = validate(ImageNameDelete, request.data)
         image_name_changes.refuse_fleet(want, request.account)
         key = image_name(want.namespace, want.name)
@@ -129,7 +129,7 @@ class ImageNameApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _look(self, key: str) -> tuple[Entry | None, StoredImageName | None]:
-        """Return the last message of a key, and the image name in it, if it has a readable one."""
+        """Return the last entry of a key, and its image name; None if missing or unreadable."""
         entry = await self._bus.get(key)
         try:
             return entry, stored_in(entry, read_image_name)
@@ -149,7 +149,7 @@ class ImageNameApi:
         )
 
     def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new name would exceed a quota, or take the space that VMs need."""
+        """Raise 429 if a new name would exceed a quota, or the bus space kept free for VMs."""
         self._storage.refuse_create("image names", OBJECTS_UNTIL_FULL)
         names = self._fleet.images.names
         if why := self._quota.full(names, namespace, "image names", "the bus"):

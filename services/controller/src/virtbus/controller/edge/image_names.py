@@ -1,4 +1,4 @@
-"""Finds the image targets of the image names in specs, by reads from the stream's leader."""
+"""Resolves the image names in specs to image targets, by reads from the stream's leader."""
 
 from collections.abc import Iterable
 
@@ -23,10 +23,10 @@ class ImageNameReads:
     async def of_spec(self, spec: VmSpec, namespace: str) -> dict[str, ImageTarget]:
         """Return the targets of the image names in a spec, by name without digest.
 
-        Names that the bus does not have are left out: the node resolves them by its `images.d`.
+        Names that the bus lacks are left out: the node resolves them by its `images.d`.
 
         Raises:
-            VirtbusError: 422 `unreadable`: the record of a name cannot be read.
+            VirtbusError: 422 `unreadable`: the record of an image name is unreadable.
         """
         refs = (volume.image.ref for volume in spec.volumes if volume.image is not None)
         return await self._all(refs, namespace)
@@ -34,7 +34,7 @@ class ImageNameReads:
     async def of_ref(self, ref: str, namespace: str) -> ImageTarget | None:
         """Return the target of the image name in a reference; raises as `of_spec`.
 
-        Return None if the reference is a URL, or if the bus does not have the name.
+        Return None if the reference is a URL, or if the bus lacks the name.
         """
         return next(iter((await self._all((ref,), namespace)).values()), None)
 
@@ -48,7 +48,7 @@ class ImageNameReads:
             return None
         for scope in (namespace, FLEET):
             key = image_name(scope, name)
-            # most names are not on the bus: only a name that the cache has costs a round trip
+            # saves a round trip: most names are not on the bus, and the cache knows the others
             if self._fleet.images.names.at(key) or self._fleet.damaged.has(key):
                 held = stored_in(await self._bus.get(key), read_image_name)
                 if held is not None:

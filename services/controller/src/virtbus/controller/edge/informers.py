@@ -1,7 +1,7 @@
-"""Updates the cached fleet from one watch for each bucket. A watch lists again after an outage.
+"""Updates the cached fleet from one watch for each bucket; a watch lists again after an outage.
 
-After a restore of the bus in place, a list has lower revisions than the cache. The listed values
-replace the cached ones nevertheless.
+After a restore of the bus in place, the list has lower revisions than the cache. Even then the
+listed values replace the cached values.
 """
 
 import asyncio
@@ -48,12 +48,12 @@ _Cache = (
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
 MOVE_S = 2.0
-"""Time to wait for the put that follows a move's purge. A move writes both in one batch, so a purge
-without a put comes from an operator."""
+"""Time to wait for the put that follows a move's purge. A move writes both in one batch. If the put
+does not arrive, a person has purged the key."""
 
 
 class Informers:
-    """Updates the fleet from the bus. `synced` returns once each bucket was listed completely."""
+    """Updates the fleet from the bus."""
 
     def __init__(self, bus: Bus, fleet: Fleet, watches: WatchServer) -> None:
         self._bus = bus
@@ -61,22 +61,21 @@ class Informers:
         self._watches = watches
         self._lists = {name: asyncio.Event() for name in ("vm", "st", "node")}
         self.wakes = Wakes()
-        """Called when anything of the fleet may have changed."""
+        """Wakes the tasks that depend on the fleet, after each entry."""
         self.released: asyncio.Queue[str] = asyncio.Queue()
-        """Uids of VMs whose record or status has changed, so that a release may be complete."""
+        """Uids of VMs whose record or status has changed, and whose release may be complete."""
 
     @property
     def listed(self) -> bool:
-        """Return True once all three buckets have been listed."""
+        """Return True once each of the three buckets has been listed completely."""
         return all(event.is_set() for event in self._lists.values())
 
     async def synced(self) -> None:
-        """Return when all three buckets have been listed."""
+        """Wait until each of the three buckets has been listed completely."""
         for event in self._lists.values():
             await event.wait()
 
     async def run(self) -> None:
-        """Follow all three buckets; never returns by itself."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow("vm", self._vm, self._known_in_vm))
             group.create_task(self._follow("st", self._status, self._known_in_st))
@@ -84,7 +83,7 @@ class Informers:
             group.create_task(self._look_again())
 
     async def _look_again(self) -> None:
-        """Forget unreadable values that expired without a message, as heartbeats do."""
+        """Forget unreadable values whose keys have expired: no message reports that."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             for found in self._fleet.damaged:
@@ -119,7 +118,7 @@ class Informers:
                     self.wakes.request()
 
     def _begin_list(self, bucket: str) -> None:
-        """Forget the highest revisions seen, because a restored bus continues at lower ones."""
+        """Forget the highest revisions seen: a restored bus continues at lower revisions."""
         fleet = self._fleet
         fleet.quiet_since_s = asyncio.get_running_loop().time()
         if bucket == "st":
@@ -138,7 +137,7 @@ class Informers:
             else:
                 uid = take(entry)
         except VirtbusError as error:
-            # One invalid value must not stop the watch; the last valid one stays (MSG-16).
+            # An invalid value must not stop the watch; the last valid value stays (MSG-16).
             found = unreadable(entry, error)
             if self._fleet.damaged.add(found):
                 log.error("unreadable %s: %s", entry.key, error, extra={"code": "bad_record"})
@@ -148,7 +147,7 @@ class Informers:
         return uid
 
     def _bury(self, entry: Entry, error: VirtbusError) -> None:
-        """Emit a dead letter. All controllers use the same message id, so only one is stored."""
+        """Emit a dead letter. All controllers use one message id, so the stream keeps one copy."""
         letter = DeadLetter(
             subject=entry.key,
             revision=entry.revision,
@@ -162,7 +161,7 @@ class Informers:
         self._bus.emit(subject, letter, message_id=f"{entry.key}:{entry.revision}")
 
     def _forget(self, bucket: str, missing: Iterable[str]) -> None:
-        """Drop the values of keys that a complete list no longer contains."""
+        """Drop the values that a complete list lacks; `missing` has uids and complete keys."""
         for uid in missing:
             if uid.startswith("$KV."):
                 self._forget_key(uid)
@@ -174,7 +173,7 @@ class Informers:
                 self._changed(uid)
 
     def _forget_key(self, key: str) -> None:
-        """Drop the value of a key that is not a VM's, or that was unreadable."""
+        """Drop the value of a key that was unreadable, or that belongs to no VM."""
         fleet = self._fleet
         fleet.damaged.discard(key)
         if of_operation(key):
@@ -201,7 +200,7 @@ class Informers:
             self.released.put_nowait(held.record.uid)
 
     def _known_in_vm(self) -> dict[str, int]:
-        """Return the revisions of the cached values of `vm`, or 0, which is below each revision."""
+        """Return the revisions of the cached values of `vm`; 0 for a value without a revision."""
         fleet = self._fleet
         plain = {
             *(subjects.join_nonce(node) for node in fleet.hosts.joined),
@@ -235,7 +234,7 @@ class Informers:
         return self._vm_record(entry)
 
     def _node_spec(self, entry: Entry) -> None:
-        """Process a node's desired state; if its fence changed, the views of its VMs change."""
+        """Process a node spec. If the fence changed, the views of the node's VMs change too."""
         node = entry.key.split(".")[2]
         before = self._fleet.node_spec_of(node).fenced
         self._vm_record(entry)
@@ -254,8 +253,8 @@ class Informers:
             return gone
         changed = self._fleet.put_vm(entry.key, entry.value, entry.revision, entry.time_ns)
         held = self._fleet.vms.get(uid)
-        # A VM without a node gets no status, which would queue its uid. And a node's status may
-        # have arrived before this controller's own write was in the cache, and so queued nothing.
+        # Usually the status queues the uid. In two cases the record must queue the uid: a VM
+        # without a node gets no status, and a status may arrive before the record is in the cache.
         answered = changed is None and held is not None and held.may_release
         if answered or entry.key.startswith(WAITING):
             self.released.put_nowait(uid)
@@ -271,7 +270,7 @@ class Informers:
 
     def _status(self, entry: Entry) -> str | None:
         last = entry.key.rpartition(".")[2]
-        if last.startswith("_"):  # a key of the node's agents, not of a VM
+        if last.startswith("_"):  # a key of the node, not of a VM
             if last in {subjects.IMAGES_KEY, subjects.POOLS_KEY}:
                 _take_offer(self._fleet, entry, last)
             elif last == subjects.RIVAL_KEY and entry.kind is EntryKind.PUT:
@@ -291,7 +290,6 @@ class Informers:
 
 
 def _take_offer(fleet: Fleet, entry: Entry, last: str) -> None:
-    """Process the images or the pools of a node."""
     if last == subjects.POOLS_KEY:
         purged = entry.kind is EntryKind.PURGE
         pools = fleet.pools
@@ -303,12 +301,11 @@ def _take_offer(fleet: Fleet, entry: Entry, last: str) -> None:
 
 
 def _is_named(key: str) -> bool:
-    """Return True for the key of a named object, or of a security group's value for a node."""
+    """Return True for the key of a named object, or for a node's key of a security group."""
     return key.startswith(_NAMED) or of_node_group(key)
 
 
 def _take_named(fleet: Fleet, entry: Entry) -> None:
-    """Process a volume, a snapshot, an image name, a network, a security group or a schedule."""
     cache = _named(fleet, entry.key)
     if entry.kind is EntryKind.PURGE:
         cache.purge(entry.key, entry.revision)
@@ -317,7 +314,6 @@ def _take_named(fleet: Fleet, entry: Entry) -> None:
 
 
 def _caches(fleet: Fleet) -> tuple[_Cache, ...]:
-    """Return the caches of named objects."""
     return (
         *(fleet.volumes, fleet.volumes.snapshots, fleet.images.names),
         *(fleet.networks, fleet.groups, fleet.operations.schedules),
@@ -325,7 +321,6 @@ def _caches(fleet: Fleet) -> tuple[_Cache, ...]:
 
 
 def _named(fleet: Fleet, key: str) -> _Cache:
-    """Return the cache of a named object's kind."""
     if key.startswith(subjects.VOLUME_KEYS):
         return fleet.volumes
     if key.startswith(subjects.SNAPSHOT_KEYS):
@@ -345,7 +340,7 @@ def _take_operation(operations: Operations, entry: Entry) -> None:
 
 
 def _name(key: str) -> str:
-    """Return the uid in a VM's key, or the complete key of a node's or an operation's value."""
+    """Return the uid in a VM's key; the complete key if it belongs to a node or an operation."""
     if of_operation(key):
         return key
     last = key.rsplit(".", maxsplit=1)[-1]

@@ -17,22 +17,22 @@ T = TypeVar("T")
 
 
 def purged(entry: Entry | None) -> bool:
-    """Return True for a marker of a delete or a move."""
+    """Return True for the purge marker of a delete or a move."""
     return entry is not None and entry.kind is EntryKind.PURGE
 
 
 def ended(entry: Entry | None) -> bool:
-    """Return True if a uid was never written or was deleted; False after a move."""
+    """Return True if a uid was never written or was deleted; False for the marker of a move."""
     return entry is None or (purged(entry) and entry.why == DELETED)
 
 
 def unreadable(entry: Entry, error: VirtbusError) -> Unreadable:
-    """Return the description of an entry that could not be read."""
+    """Describe an unreadable entry."""
     return Unreadable(entry.key, entry.revision, len(entry.value), error.reason, str(error)[:200])
 
 
 def value_of(entry: Entry | None, read: Callable[[str, bytes], T]) -> T | None:
-    """Return the value that `read` finds in an entry; None if there is no value.
+    """Return the value that `read` finds in an entry; None for no entry or a purge marker.
 
     Raises:
         UnreadableValueError: `read` raised VirtbusError.
@@ -67,7 +67,7 @@ def stands(entry: Entry | None) -> tuple[UidState, VmRecord | Tombstone | None]:
 
 
 def known_of(entry: Entry | None) -> Known:
-    """Return state, record, revision and node of an entry, for a rebuild."""
+    """Return the state of a uid by its last entry, for a rebuild; never raises."""
     where, message = stands(entry)
     record = message if isinstance(message, VmRecord) else None
     if entry is None:
@@ -76,6 +76,6 @@ def known_of(entry: Entry | None) -> Known:
 
 
 def holder_of(claim: Entry | None) -> str | None:
-    """Return the uid in a claim; None if the claim is gone; raises UnreadableValueError."""
+    """Return the uid in a claim; None without a claim; raises UnreadableValueError."""
     there = value_of(claim, read_vm_key)
     return there.uid if isinstance(there, NameClaim | AddressClaim) else None

@@ -24,10 +24,10 @@ class LeaderTasks:
         self._leases = leases
         self._duties = tuple(duties)
         self.tenure: LeaderTerm | None = None
-        """Set while this controller is the leader."""
+        """The current term; None while another controller is the leader."""
 
     async def run(self) -> None:
-        """Wait for the lease, then run the tasks. After the lease is lost, wait for it again."""
+        """Run the tasks whenever this controller holds the lease; wait for it in between."""
         while True:
             try:
                 async with self._leases.hold(ROLE) as self.tenure:
@@ -45,10 +45,10 @@ class LeaderTasks:
                 group.create_task(self._again(duty, tenure))
 
     async def _again(self, duty: Duty, tenure: LeaderTerm) -> None:
-        """Run a task, and restart it after a VirtbusError, for example for an unreadable value.
+        """Run a task, and restart it after a VirtbusError.
 
-        Tasks should skip unreadable values. Without the restart, a value that a task does not skip
-        could end one controller after another.
+        Tasks should skip unreadable values. If a task fails at such a value, the restart keeps the
+        value from ending one controller after another.
         """
         while True:
             try:

@@ -1,8 +1,8 @@
 """Holds leases: a lease makes one controller at a time the leader of a role (`$KV.lease.<role>`).
 
-The bus keeps a lease for TTL_S after each renewal. The holder ends its term MARGIN_S earlier. The
-holder measures this time on its own monotonic clock, from before it sent the renewal. So a holder
-that was suspended or cut off ends its term before another process can begin one.
+The bus keeps a lease for TTL_S after each renewal. The holder ends its term MARGIN_S earlier,
+measured on its own monotonic clock from before it sent the renewal. Therefore the term of a holder
+that was suspended or cut off ends before another process can get the lease.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 TTL_S = 15.0
 RENEW_S = 4.0
 MARGIN_S = 3.0
-"""Time between the end of a term and the end of its lease on the bus. It is longer than a write may
-take to reach the stream's leader."""
+"""Time between the end of a term and the end of its lease on the bus. MARGIN_S is longer than a
+write may take to reach the stream's leader."""
 LOOK_S = 2.0
-"""Interval of checks while another process holds the lease."""
+"""Interval at which the lease is checked while another process holds it."""
 AGAIN_S = 1.0
 GIVE_BACK_S = 1.0
 MARKER_TTL_S = 60.0
@@ -40,7 +40,7 @@ class LeaseLostError(Exception):
 
 @dataclass(slots=True)
 class LeaderTerm:
-    """A lease while it is held: `revision` fences all writes under it."""
+    """A lease while this process holds it; `revision` is the fencing token of its writes."""
 
     role: str
     revision: int
@@ -48,7 +48,7 @@ class LeaderTerm:
     """The end of the term, on the loop's clock."""
 
     def check(self) -> int:
-        """Return the fencing token. Call it right before each effect.
+        """Return the fencing token; call this method right before each effect.
 
         Raises LeaseLostError once the term is over.
         """
@@ -59,7 +59,7 @@ class LeaderTerm:
 
 
 class Leases:
-    """One process' leases, and its evidence that the bus accepts writes."""
+    """The leases of a process. `proved_s` is evidence that the bus accepts writes."""
 
     def __init__(self, bus: Bus, holder: str) -> None:
         self._bus = bus
@@ -93,7 +93,7 @@ class Leases:
     async def _acquired(self, role: str) -> LeaderTerm:
         """Wait until this process has the lease; return its term.
 
-        A lease that was not renewed for longer than TTL_S + MARGIN_S counts as free.
+        A lease counts as free once it has not been renewed for TTL_S + MARGIN_S.
         """
         loop = asyncio.get_running_loop()
         revision, since_s = -1, loop.time()
@@ -114,7 +114,7 @@ class Leases:
             await asyncio.sleep(LOOK_S)
 
     def _free(self, entry: Entry | None) -> bool:
-        """Return True unless another process has the lease; an unreadable lease counts as taken."""
+        """Return True if no other process has the lease; an unreadable lease counts as taken."""
         if entry is None or entry.kind is EntryKind.PURGE:
             return True
         try:
@@ -124,7 +124,7 @@ class Leases:
             return False
 
     async def _taken(self, tenure: LeaderTerm) -> LeaderTerm:
-        """Write the lease over the term's revision; return the term with new revision and end."""
+        """CAS the lease over the term's revision; return the term with new revision and end."""
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
         key, body = subjects.lease(tenure.role), encode(Lease(holder=self._holder))
@@ -160,7 +160,7 @@ class Leases:
         _end_at(limit, 0.0)
 
     async def _still_ours(self, tenure: LeaderTerm) -> bool:
-        """Return True if a conflict was with this process' own write, whose answer was lost."""
+        """Return True if the last write was by this process, and only its answer was lost."""
         try:
             tenure.check()
             entry = await self._bus.get(subjects.lease(tenure.role))
@@ -172,7 +172,7 @@ class Leases:
         return True
 
     async def _give_back(self, tenure: LeaderTerm) -> None:
-        """Release the lease at once, unless another process has it."""
+        """Purge the lease if this process still has it, so that the next term can begin at once."""
         tenure.until_s = 0.0
         try:
             async with asyncio.timeout(GIVE_BACK_S):

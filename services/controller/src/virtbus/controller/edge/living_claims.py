@@ -1,8 +1,8 @@
-"""Asks hosts for the addresses and volumes of their VMs, which a restored bus may not know.
+"""Asks hosts for the addresses and volumes of their VMs, which a restored bus may lack.
 
 A bus that was restored from a backup lacks the claims and holders that were made after the backup.
 Each host has copies of its VMs' records, which name the addresses and volumes of the VMs. A host is
-living while its heartbeat arrives.
+"living" while its heartbeat arrives.
 """
 
 import asyncio
@@ -20,18 +20,19 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 ASK_S = 3.0
 ALL_S = 5.0
-"""After this time, no further page of a host is read: the host counts as one without an answer."""
+"""Time limit for all pages of a host. A host that needs longer counts as a host without an answer.
+"""
 AGAIN_S = 10.0
-"""Time after which a host is asked again, if it has claims or holders that the bus lacks."""
+"""Interval at which a host is asked while the bus lacks claims or holders that the host has."""
 PER_HOST = 1000
-"""Maximum number of claims that are kept for one host. So a hostile host cannot withhold all
-addresses of a network."""
+"""Maximum number of claims that are kept for a host. A hostile host must not withhold all addresses
+of a network."""
 VOLUMES_PER_HOST = 10_000
-"""Maximum number of volumes that are kept for one host, to limit this controller's memory."""
+"""Maximum number of volumes that are kept for a host, to limit this controller's memory."""
 
 
 class HeldOnHost(NamedTuple):
-    """A VM that has a volume according to the copy of the VM's record on `node`; the copy's age."""
+    """A VM that holds a volume according to the record copy on `node`; `age` is the copy's age."""
 
     node: str
     vm: str
@@ -39,10 +40,10 @@ class HeldOnHost(NamedTuple):
 
 
 class LivingClaims:
-    """The claims and holders of all living hosts.
+    """The claims and holders that living hosts report, and that the bus lacks.
 
-    Each host is asked after each complete list of the bus. It is asked again while the bus lacks a
-    claim or a holder that it reported.
+    Each host is asked once after each complete list of the bus, and repeatedly while the bus lacks
+    a claim or a holder that the host has reported.
     """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
@@ -50,12 +51,12 @@ class LivingClaims:
         self._fleet = fleet
         self._asked_s: dict[str, float] = {}
         self._found: dict[str, dict[str, str]] = {}
-        """By node: the uids of the claims that the bus lacked, by the claim's key."""
+        """By node and claim key: the uid in a claim that the bus lacked."""
         self._holders: dict[str, dict[str, HeldOnHost]] = {}
-        """By node: the holders that the bus did not name, by the folder of the volume."""
+        """By node and folder of the volume: a holder that the bus lacked."""
 
     async def withheld(self) -> Mapping[str, str]:
-        """Return the uids of the claims that only hosts know, by the claim's key.
+        """Return, by claim key, the uids of the claims that hosts have and the bus lacks.
 
         Raises:
             VirtbusError: 503 `addresses_unheard`: a living host did not answer.
@@ -69,7 +70,7 @@ class LivingClaims:
         }
 
     async def holder(self, folder: str) -> HeldOnHost | None:
-        """Return the VM that has a volume on its host, if the bus does not name it as a holder.
+        """Return a holder that a host reports and the bus does not name; None without such a VM.
 
         Raises:
             VirtbusError: 503 `volumes_unheard`: a living host did not answer.
@@ -80,7 +81,7 @@ class LivingClaims:
         return max(unknown, key=lambda one: one.age, default=None)
 
     def _is_holder(self, folder: str, vm: str) -> bool:
-        """Return True if the bus names the VM as the holder of that volume."""
+        """Return True if the volume's record on the bus names the VM as a holder."""
         namespace, name, uid = folder.split(".")
         known = self._fleet.volumes.get(namespace, name)
         return known is not None and known.record.uid == uid and vm in known.record.holders

@@ -1,7 +1,7 @@
 """Refuses a volume if a living host contradicts the bus about the volume's holder or node.
 
-A restored bus may lack a volume's holder, its first use or its move. Then a second guest could
-write to the volume, or a guest could get an empty disk in place of the volume (ADR 0045).
+A bus that was restored from a backup may lack a volume's holder, first use or move. Without the
+check, a second guest could write to the volume, or a guest could get an empty disk (ADR 0045).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ AGAIN_MS = 10_000
 class LivingVolumes:
     """Compares volumes on the bus with the answers of hosts.
 
-    Each host is asked once after each complete list of the bus.
+    Each host answers once after each complete list of the bus; later checks use that answer.
     """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
@@ -34,16 +34,16 @@ class LivingVolumes:
         self._orphans = VolumeOrphans(bus, fleet)
         self._asked_s: dict[str, float] = {}
         self._found: dict[str, set[str]] = {}
-        """By node: the folders of data that the bus did not know there."""
+        """By node: the folders of volumes that the node has, and the bus does not place there."""
 
     async def refuse(self, ref: VolumeRef, vm: str, home: str) -> None:
         """Raise an error if the VM must not hold the volume.
 
-        `home` is the volume's node on the bus; empty if the bus knows of no data.
+        `home` is the volume's node on the bus; "" if the bus knows of no data.
 
         Raises:
             VirtbusError:
-                409 `held_on_node`: the volume is not shared, and a host has another VM with it.
+                409 `held_on_node`: the volume is not shared, and a host reports another holder.
                 409 `data_elsewhere`: the volume's data is on another node.
                 503 `volumes_unheard`: a living host did not answer.
         """
@@ -80,8 +80,8 @@ class LivingVolumes:
     async def _hear(self, pool: str) -> dict[str, str]:
         """Ask the hosts that are due; return the hosts without an answer, and why.
 
-        A host is due until it has answered once after the last list of the bus, and could read all
-        its pools. A host that cannot read `pool` counts as one without an answer.
+        A host is due until it has answered after the last complete list of the bus, and could read
+        all its pools. A host that cannot read `pool` counts as a host without an answer.
         """
         now_s = asyncio.get_running_loop().time()
         silent: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Carries the exported file of a volume to a move's target, and later removes it there (ADR 0063).
+"""Copies the exported file of a volume to a move's target, and later removes it there (ADR 0063).
 
-Nodes have no access to each other. So the controller carries the bytes, from a stream of the source
-to an upload on the target.
+Nodes have no access to each other. Therefore the controller reads a stream of the source node, and
+uploads the bytes to the target node.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from virtbus.schemas.wire import validate
 
 ASK_S = 5.0
 ANSWER_S = 30.0
-"""Time limit of one answer to an upload. imaged may need 20 s to check a complete file."""
+"""Time limit of an answer to an upload. imaged may need 20 s to check a complete file."""
 CARRIED_AT_ONCE = 2
-"""Limit of files that this controller carries at once. Each needs 0.5 MiB of memory."""
+"""Limit of files that this controller copies at once. Each needs 0.5 MiB of memory."""
 
 
 class MovedFiles:
-    """The files of moves. After a crash, the next attempt continues at the last stored byte."""
+    """Copies and removes the files of moves."""
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
         self._bus = bus
@@ -36,7 +36,7 @@ class MovedFiles:
         self._carriers = asyncio.Semaphore(CARRIED_AT_ONCE)
 
     async def carry(self, record: VolumeRecord, move: VolumeMove, file: ExportResult) -> None:
-        """Bring the file to the target, from the byte at which an earlier attempt stopped."""
+        """Copy the file to the target; continue after the bytes that the target has stored."""
         name = volume_moves.image_name(record, move)
         first = UploadImage(name=name, digest=file.digest, size_bytes=file.size_bytes)
         async with self._carriers:
@@ -53,7 +53,7 @@ class MovedFiles:
     async def _stream(
         self, record: VolumeRecord, move: VolumeMove, upload: UploadImage, at: int
     ) -> None:
-        """Send the bytes from `at` on. The target confirms each piece before the next one."""
+        """Send the bytes from `at` on; wait for the target's answer after each piece."""
         subject = subjects.rpc(move.source, "agent", "export")
         want = ExportRead(uid=move.export, offset=at, owner="volume move")
         async with opening(self._bus, subject, want) as stream:
@@ -78,7 +78,7 @@ class MovedFiles:
         return validate(UploadedImage, answer)
 
     async def drop(self, record: VolumeRecord, move: VolumeMove) -> None:
-        """Remove the uploaded file from the target, unless that node is forgotten."""
+        """Remove the uploaded file from the target; do nothing if the target is forgotten."""
         if move.source == move.target or not self._fleet.has_node(move.target):
             return
         subject = subjects.rpc(move.target, "imaged", "delete")

@@ -30,7 +30,7 @@ NamedT = TypeVar(
 
 
 class NamedWrites(Generic[NamedT]):
-    """The controller's writes of the objects of one kind."""
+    """Reads and writes the objects of one kind, for example volumes."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class NamedWrites(Generic[NamedT]):
         read: Callable[[str, bytes], NamedT],
         step: Callable[[NamedT | None, str, NamedT], CreateStep],
     ) -> None:
-        """`key` returns the key of a namespace and a name; `step` decides about a create."""
+        """`key` maps namespace and name to a key; `step` decides about a create that conflicts."""
         self._bus = bus
         self._kind = kind
         self._key = key
@@ -48,12 +48,12 @@ class NamedWrites(Generic[NamedT]):
         self._step: Callable[[NamedT | None, str, NamedT], CreateStep] = step
 
     async def create(self, record: NamedT) -> tuple[Stored[NamedT], bool]:
-        """Write a new object; return it and True.
+        """Write a new object; return the object and True.
 
-        If `step` says that the object exists already, return the existing object and False.
+        If `step` finds that the create is a repeat, return the existing object and False.
 
         Raises:
-            VirtbusError: 503: too many races were lost. The errors of `step`.
+            VirtbusError: 503: too many races were lost. Also the errors of `step`.
             BusError: nothing happened, or the outcome is unknown.
         """
         key, expect = self._key(record.namespace, record.name), 0
@@ -91,8 +91,8 @@ class NamedWrites(Generic[NamedT]):
         Return the object, and True if this call has written the object.
 
         Raises:
-            VirtbusError: 504: the deadline is over. 503: too many races were lost. The errors of
-                `find` and `change`.
+            VirtbusError: 504: the deadline is over. 503: too many races were lost. Also the errors
+                of `find` and `change`.
         """
         for _ in range(ATTEMPTS):
             held = await find()
@@ -109,7 +109,7 @@ class NamedWrites(Generic[NamedT]):
         raise contended(f"the {self._kind}")
 
     async def mend(self, error: UnreadableValueError, record: NamedT) -> Stored[NamedT]:
-        """Write `record` in place of the value that cannot be read (ADR 0027).
+        """Replace an unreadable value by `record` (ADR 0027).
 
         Raises:
             UnreadableValueError: a newer virtbus wrote the value; newer controllers can read it.
@@ -125,7 +125,7 @@ class NamedWrites(Generic[NamedT]):
     async def end(self, held: Stored[NamedT]) -> int:
         """Purge the object at the revision that was read; raises ConflictError if it changed.
 
-        The marker has the uid, so that a late create of that uid is refused.
+        The purge marker contains the uid, so that a late create of that uid is refused.
         """
         key, uid = self._key(held.record.namespace, held.record.name), held.record.uid
         return await self._bus.purge(

@@ -1,4 +1,4 @@
-"""Handles `virtbus.ask.<node>.names`, the requests of nodes that resolve names of VMs."""
+"""Handles `virtbus.ask.<node>.names`: nodes resolve names and addresses of VMs for their guests."""
 
 import asyncio
 import math
@@ -12,11 +12,11 @@ from virtbus.schemas.wire import validate
 INDEX_FRESH_S = 5.0
 """Maximum age of the index of addresses. netd caches answers for the same time."""
 STATUSES_A_STEP = 500
-"""Statuses that are indexed before other tasks run: 0.5 ms of CPU."""
+"""The indexing lets other tasks run after this number of statuses (0.5 ms of CPU)."""
 
 
 class NamesApi:
-    """Answers from the cache of the fleet, with VMs that the asking guest may know."""
+    """Answers from the cached fleet; an answer has only VMs that the asking guest may know."""
 
     def __init__(self, fleet: Fleet, opened: Openings) -> None:
         self._fleet = fleet
@@ -38,7 +38,7 @@ class NamesApi:
         return answer(self._fleet, uids, asker, self._opened, want.address)
 
     async def _index(self) -> None:
-        """Ensure an index of all addresses that is at most INDEX_FRESH_S old."""
+        """Rebuild the index of all addresses if it is older than INDEX_FRESH_S."""
         async with self._indexing:
             now_s = asyncio.get_running_loop().time()
             if now_s - self._indexed_s < INDEX_FRESH_S:

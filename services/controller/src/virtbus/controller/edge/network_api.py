@@ -90,7 +90,7 @@ class NetworkApi:
         return NetworkCreated(network=self._show(held), created=created)
 
     def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new network would exceed a quota, or take the space that VMs need."""
+        """Raise 429 if a new network would exceed a quota, or the bus space kept free for VMs."""
         self._storage.refuse_create("networks", OBJECTS_UNTIL_FULL)
         if why := self._limits.quota.full(self._fleet.networks, namespace, "networks"):
             message = f"{why}; delete some, then repeat"
@@ -135,7 +135,7 @@ class NetworkApi:
     async def delete(self, request: Request) -> NetworkObjectView:
         """Mark a network that no VM uses as deleting.
 
-        A leader task removes the network, or reverts the mark (ADR 0055).
+        The leader task `NetworkRemovals` purges the network, or takes back the mark (ADR 0055).
         """
         want = validate(NetworkDelete, request.data)
         network_changes.refuse_client(want.namespace, None, request.account, ())
@@ -153,7 +153,7 @@ class NetworkApi:
     async def _mend(
         self, want: NetworkDelete, error: UnreadableValueError, now_ns: int
     ) -> StoredNetwork:
-        """Replace an unreadable record by one that marks the network as deleting."""
+        """Replace an unreadable record by a record that marks the network as deleting."""
         known = self._fleet.networks.get(want.namespace, want.name)
         users = [
             f"{vm.record.namespace}/{vm.record.name}"
@@ -174,7 +174,6 @@ class NetworkApi:
         kind: EventKind,
         request: Request,
     ) -> StoredNetwork:
-        """Apply a change under concurrency, once for each request id."""
         held, changed = await self._writes.change(lambda: self._find(want), change, request)
         if changed:
             self._tell(kind, held, "")
@@ -185,7 +184,7 @@ class NetworkApi:
         """Return the network, read from the stream's leader.
 
         Raises:
-            VirtbusError: 404: there is no such network. 409: it has another uid than requested.
+            VirtbusError: 404: the network does not exist. 409: its uid differs from the requested.
         """
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
@@ -200,7 +199,6 @@ class NetworkApi:
         return {name: seen.record for name, seen in self._fleet.nodes.items()}
 
     def _tell(self, kind: EventKind, held: StoredNetwork, message: str) -> None:
-        """Apply a change to the cache; log it and emit its event."""
         self._fleet.networks.apply(held)
         self._events.named(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}

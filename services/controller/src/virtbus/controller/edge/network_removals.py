@@ -1,9 +1,9 @@
-"""Removes networks marked as deleting, or reverts the marks of networks in use, as a leader task.
+"""Removes networks marked as deleting, or takes back the mark if VMs use them, as a leader task.
 
-A create of a VM reads its networks, commits within COMMIT_MOST_S, and then takes back any mark. So
-COMMIT_MOST_S after a mark, each VM whose create read the network without the mark has a record.
-Then the network is written once more, unchanged. The watch delivers that write after those records,
-so all users are in the cache (ADR 0055).
+A create of a VM reads its networks, commits within COMMIT_MOST_S, and then takes back any mark.
+Therefore each VM whose create read the network before the mark has a record COMMIT_MOST_S after the
+mark. At that time, this task writes the network once more, unchanged. The watch delivers that write
+after those records. When it arrives, all users are in the cache (ADR 0055).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from virtbus.schemas.events import EventKind
 log = logging.getLogger(__name__)
 
 WAIT_S = COMMIT_MOST_S + 1.0
-"""The time from the mark to the list of users."""
+"""The time from the first sight of a mark to the search for users."""
 ROUND_S = 1.0
 DELIVERY_S = 5.0
 POLL_S = 0.5
@@ -34,15 +34,15 @@ IDLE_S = 30.0
 
 
 class NetworkRemovals:
-    """Completes deletes of networks. After a crash, the next leader continues with the marks."""
+    """Completes deletes of networks. The marks are on the bus, so that any leader can continue."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._fleet = fleet
         self._events = events
         self._writes = NetworkWrites(bus)
         self._marked_s: dict[tuple[str, int], float] = {}
-        """By mark: the loop's time at which this leader first saw it. The time in the mark is not
-        used, because the clocks of hosts may differ."""
+        """By uid and time of a mark: the loop's time at which this leader first saw the mark. The
+        wait starts at that time, because the clocks of hosts may differ."""
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -51,7 +51,7 @@ class NetworkRemovals:
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Remove while the lease is held."""
+        """Remove networks while the fleet lease is held."""
         while True:
             for key in sorted(self._fleet.networks.deleting):
                 tenure.check()
@@ -80,10 +80,7 @@ class NetworkRemovals:
             log.info("removal of %s will be retried: %s", held.record.name, error, extra=extra)
 
     async def _delivered(self, revision: int) -> None:
-        """Return once the watch has delivered messages on networks up to this revision.
-
-        Each delivered message wakes this task.
-        """
+        """Wait until the watch has delivered the entries of networks up to this revision."""
         while not self._fleet.networks.delivered(revision):
             await wait_for_event(self._wake, POLL_S)
             self._wake.clear()
@@ -93,7 +90,10 @@ class NetworkRemovals:
         return now_s - self._marked_s.setdefault(mark, now_s) >= WAIT_S
 
     async def _settle(self, held: StoredNetwork) -> None:
-        """Purge the network, or revert the mark if a VM uses it. Raises ConflictError, BusError."""
+        """Purge the network, or take back its mark if VMs use it.
+
+        Raises ConflictError, BusError.
+        """
         record, users = held.record, users_of(held.record.uid, self._fleet.vms.values())
         if users:
             held = await self._writes.replace(held, kept(record, users))

@@ -1,4 +1,4 @@
-"""Finds the network objects that a VM's spec names, and reads them again after the VM's commit."""
+"""Resolves the network names in a VM's spec; keeps the networks from removal after the commit."""
 
 from contextlib import suppress
 
@@ -16,7 +16,7 @@ from virtbus.schemas.network_object import BUILT_IN, EVERYWHERE, NetworkTarget
 from virtbus.schemas.vm import VmRecord, VmSpec
 
 COMMIT_MOST_S = 5.0
-"""Time limit of a write that adds networks to a VM, from the first read of a network to the commit.
+"""Time limit of a write that adds networks to a VM: from the first read of a network to the commit.
 """
 
 
@@ -33,13 +33,13 @@ class NetworkTargets:
     ) -> dict[str, NetworkTarget]:
         """Return the network objects of a spec, by name.
 
-        Names without an object are left out: nodes look for them in their CNI conflists. The names
-        in the record `before` keep their meaning.
+        Names without an object are left out: nodes look for these names in their CNI conflists. A
+        name that is also in the record `before` keeps its meaning there.
 
         Raises:
             VirtbusError:
                 409 `deleting`: a network is being deleted; the details name the field.
-                422 `unreadable`: the record of a network cannot be read.
+                422 `unreadable`: the record of a network is unreadable.
         """
         wanted = network_names(spec)
         known = set[str]() if before is None else network_names(before.spec)
@@ -58,8 +58,8 @@ class NetworkTargets:
         offered = any(name in seen.record.networks for seen in self._fleet.nodes.values())
         for scope in (namespace, EVERYWHERE):
             key = subjects.network_record(scope, name)
-            # For a name that a node offers, the cache alone decides, which saves a round trip. For
-            # other names, the bus may have a network that the cache does not have yet.
+            # A name that a node offers is usually a CNI network: without a cached object, skip the
+            # round trip. For other names, the bus may have a network that the cache lacks so far.
             if offered and not self._fleet.networks.at(key) and not self._fleet.damaged.has(key):
                 continue
             held = await self._writes.latest(scope, name)
@@ -99,7 +99,7 @@ class NetworkTargets:
 
 
 def network_names(spec: VmSpec) -> set[str]:
-    """Return the names of the networks of a spec."""
+    """Return the names of all networks in a spec, with or without a network object."""
     return {network.network for network in spec.networks}
 
 

@@ -16,16 +16,16 @@ log = logging.getLogger(__name__)
 
 
 class NetworkWrites(NamedWrites[NetworkRecord]):
-    """The controller's writes of networks."""
+    """Reads and writes networks, and restores lost networks."""
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus, "network", subjects.network_record, read_network, create_step)
 
     async def restore(self, vm: VmRecord) -> None:
-        """Write the networks of a VM's record that the bus has lost.
+        """Write the networks of a VM's record that the bus has lost; raises BusError.
 
-        A VM does not need the object of its network. So if another network has the name by now, or
-        the uid was deleted, this is only logged. Raises BusError.
+        A VM runs without the object of its network. Therefore a restore is only logged if it fails,
+        because another network has the name or because the uid was deleted.
         """
         for target in vm.network_targets.values():
             try:

@@ -1,4 +1,4 @@
-"""Handles `virtbus.api.v1.node.*`: changes the desired state of a node by compare-and-set."""
+"""Handles `virtbus.api.v1.node.*`: shows nodes, and changes their specs by compare-and-set."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ from virtbus.schemas.wire import encode, validate
 log = logging.getLogger(__name__)
 
 VMS_SHOWN = 1000
-"""Limit of VMs in the answer about one node."""
+"""Limit of VMs in an answer about a node."""
 BLOCKED_REASON_CHARS = 200
 Change = Callable[[NodeSpec], NodeSpec]
 
@@ -100,7 +100,7 @@ class NodeApi:
         return self._show(node)
 
     def proof(self, seen: NodeSeen | None, by: str, why: str) -> Fence:
-        """Return the proof that a node is off. It names the instance that was heard last."""
+        """Return the proof that a node is off, with the agent instance that was heard last."""
         return Fence(
             instance=seen.record.instance if seen else "",
             started_ns=seen.record.started_ns if seen else 0,
@@ -115,7 +115,7 @@ class NodeApi:
         """Write a fence, for a request or under the lease of a leader task.
 
         Raises:
-            VirtbusError: 409: a later holder of the lease has written since (I15).
+            VirtbusError: 409 `lease_lost`: a later holder of the lease has written the spec (I15).
         """
 
         def proved(node_spec: NodeSpec) -> NodeSpec:
@@ -125,7 +125,7 @@ class NodeApi:
             update = {"lease_revision": lease_revision or node_spec.lease_revision}
             return fenced(node_spec, proof).model_copy(update=update)
 
-        unread = NodeSpec(node=node)  # a fence may replace an unreadable desired state
+        unread = NodeSpec(node=node)  # a fence may replace an unreadable spec
         if await self._change(node, proved, request, unread) is None:
             return
         identity = f"{proof.instance}:{proof.started_ns}"
@@ -153,11 +153,11 @@ class NodeApi:
         return self._show(node)
 
     def _check_back(self, node: str, fence: Fence) -> None:
-        """Raise 409 unless the node answers, has read its records, and released old copies (F25).
+        """Raise 409 until the node answers, has read its records, and released old copies (F25).
 
-        An old copy is of a VM that has another node by now, or was deleted. The purge markers that
-        make the node release old copies last for a day. So a day after the fence, old copies are no
-        longer checked. A VM whose record the bus has lost is not an old copy.
+        An old copy belongs to a VM that has another node by now, or was deleted. Purge markers make
+        the node release old copies. The markers expire after a day, so that old copies are checked
+        only for a day after the fence. A VM whose record the bus has lost is not an old copy.
         """
         now_s = asyncio.get_running_loop().time()
         seen = self._fleet.nodes.get(node)
@@ -187,11 +187,11 @@ class NodeApi:
             raise VirtbusError(Code.CONFLICT, "old_copies", message, after_ms=2000, details=details)
 
     async def forget(self, request: Request) -> NodeForgotten:
-        """Remove the bus' data of a node that is gone for good; safe to repeat.
+        """Remove the bus' data of a node that is gone for good; the request may be repeated.
 
-        The join record is removed after all other data. By its purge marker, every controller
-        forgets the node, and the joining task deletes the node's consumers. Then the request's id
-        is stored, so that a repeat has no effect.
+        The join record is purged after all other data. Its purge marker makes each controller
+        forget the node, and makes the joining task delete the node's consumers. The request's id is
+        stored last: a repeat after that has no effect.
         """
         want = validate(NodeForget, request.data)
         node = want.node
@@ -235,7 +235,6 @@ class NodeApi:
         return NodeForgotten(node=node, statuses=len(uids), lost_volumes=lost)
 
     def _check_empty(self, node: str) -> None:
-        """Raise 409 while VMs are on the node."""
         there = [held.record for held in self._fleet.vms.values() if held.record.node == node]
         if there:
             message = (
@@ -253,11 +252,12 @@ class NodeApi:
         request: Request | None = None,
         unread: NodeSpec | None = None,
     ) -> NodeSpec | None:
-        """Change a node's desired state by CAS, with retries; return the previous state.
+        """Change a node's spec by CAS, with retries; return the previous spec.
 
-        Return None if the request has already acted (ADR 0002). The request's id is stored even if
-        the request changes nothing. So a late repeat cannot undo a change that was made meanwhile.
-        A state that asks for nothing expires; if it has no request ids, it is purged at once.
+        `unread` replaces an unreadable spec. Return None if the request has already acted (ADR
+        0002). The request's id is stored even if the request changes nothing: a late repeat must
+        not undo a change that was made meanwhile. A spec that asks for nothing expires; without
+        request ids, it is purged at once.
         """
         key = subjects.node_spec(node)
         for _ in range(ATTEMPTS):
@@ -296,9 +296,9 @@ class NodeApi:
         raise VirtbusError(Code.UNAVAILABLE, "contended", message, after_ms=200)
 
     def _wanted(self, node: str, entry: Entry | None, unread: NodeSpec | None) -> NodeSpec:
-        """Return the desired state in `entry`; if it is unreadable, the cached one, or `unread`.
+        """Return the spec in `entry`; for an unreadable spec, the cached spec or `unread`.
 
-        Raises UnreadableValueError if there is neither of the two, because the node may be fenced.
+        Raises UnreadableValueError if both are None: the unreadable spec may contain a fence.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
             return NodeSpec(node=node)
@@ -313,7 +313,7 @@ class NodeApi:
             return unread
 
     def _eviction_blocked(self, node: str, now_s: float) -> dict[str, str]:
-        """Return why VMs of a drained or fenced node do not leave it, by uid."""
+        """Return by uid why a VM stays on its drained or fenced node; "" for a VM that leaves."""
         node_spec = self._fleet.node_spec_of(node)
         if node_spec.draining is None and node_spec.fenced is None:
             return {}
@@ -334,7 +334,7 @@ class NodeApi:
         return found
 
     def _known(self, node: str) -> str:
-        """Return the node; raise 404 if neither the node nor a desired state for it is known."""
+        """Return the node; raise 404 if the fleet has neither the node nor a spec of it."""
         fleet = self._fleet
         if fleet.has_node(node) or not fleet.node_spec_of(node).idle:
             return node
@@ -364,7 +364,7 @@ class NodeApi:
         ]
         vms.sort(
             key=lambda vm: bool(vm.eviction_blocked_reason)
-        )  # first those that leave: a drain waits for them
+        )  # VMs that can leave come first: a drain waits for them
         return NodeDetail(
             node=views.get(node)
             or NodeView(**unheard(node).model_dump(), node_spec=self._fleet.node_spec_of(node)),
@@ -374,9 +374,9 @@ class NodeApi:
 
 
 def fenced(node_spec: NodeSpec, fence: Fence) -> NodeSpec:
-    """Return the desired state with the fence.
+    """Return the spec with the fence.
 
-    An existing fence is kept, except that discard_local_disks may be switched on.
+    An existing fence is kept. The new fence can only switch on its `discard_local_disks`.
     """
     if node_spec.fenced is not None:
         if not fence.discard_local_disks:
@@ -386,7 +386,7 @@ def fenced(node_spec: NodeSpec, fence: Fence) -> NodeSpec:
 
 
 def not_off(node: str, silence_s: float) -> VirtbusError:
-    """Return 409 for a node that is not off, because its heartbeat arrived recently."""
+    """Return the error 409 for a node whose last heartbeat is too recent for a fence."""
     message = (
         f"{node} was heard {silence_s:.0f} s ago, and a node that is off is silent for "
         f"{DOWN_AFTER_S:.0f} s; to empty a node that runs: `virtbus node drain {node}`"

@@ -1,6 +1,6 @@
-"""Monitors nodes: updates their states each second and emits events of changes.
+"""Updates the states of nodes each second, and emits events of changes.
 
-Every controller monitors nodes for its own answers; only the leader emits events.
+Each controller monitors nodes for its own answers; only the leader emits events.
 """
 
 import asyncio
@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
 STALL_S = 2.0
-"""If a check is late by more than this, the process was suspended, and heartbeats are unread."""
+"""A check that is later than this shows that the process was suspended: heartbeats may be unread.
+"""
 RECENT_S = 60.0
-"""A leader emits changes up to this age: they may have happened while there was no leader."""
+"""A new leader also emits changes up to this age: there may have been no leader at that time."""
 
 EVENTS: dict[NodeState, tuple[EventKind, str]] = {
     NodeState.READY: (EventKind.NODE_READY, "takes VMs"),
@@ -38,7 +39,7 @@ EVENTS: dict[NodeState, tuple[EventKind, str]] = {
 
 
 class Change(NamedTuple):
-    """A change of a node's state; `identity` is the same in every controller."""
+    """A change of a node's state; all controllers give the same change the same `identity`."""
 
     node: str
     state: NodeState
@@ -47,7 +48,7 @@ class Change(NamedTuple):
 
 
 class NodeMonitor:
-    """Updates state that depends on time, not on messages."""
+    """Updates state that changes with time, without a message."""
 
     def __init__(
         self, bus: Bus, fleet: Fleet, watches: WatchServer, events: FleetEvents, leases: Leases
@@ -62,10 +63,9 @@ class NodeMonitor:
         self._changed = asyncio.Event()
         self._beat_s = 0.0
         self.listeners: list[Callable[[], None]] = []
-        """Called when a node's state has changed."""
+        """Functions that are called after the state of a node has changed."""
 
     async def run(self) -> None:
-        """Check all nodes each second; never returns by itself."""
         loop = asyncio.get_running_loop()
         self._beat_s = loop.time()
         while True:
@@ -79,7 +79,6 @@ class NodeMonitor:
             await asyncio.sleep(PULSE_S)
 
     def beat(self, now_s: float) -> None:
-        """Check every node once."""
         fleet = self._fleet
         fleet.forget_left(now_s)
         fleet.hosts.forget_old(now_s)
@@ -110,7 +109,7 @@ class NodeMonitor:
         self._changed.set()
 
     async def tell(self, tenure: LeaderTerm) -> None:
-        """Emit changes as events, while the lease is held."""
+        """Emit changes as events, while the fleet lease is held."""
         while True:
             now_s = asyncio.get_running_loop().time()
             tenure.check()

@@ -1,7 +1,7 @@
 """Begins and ends moves of volumes whose VM is off, in one batch with the VM's record (ADR 0087).
 
-The batch that begins a move writes the VM's record again, unchanged. A start of the VM writes the
-record, too. Both expect the revision that they have read, so only one of them succeeds.
+The batch that begins a move writes the VM's record again, unchanged. A start of the VM also writes
+the record. Both expect the revision that they have read, so only one of the two succeeds.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,11 +30,11 @@ from virtbus.schemas.volume import VolumeMove, VolumeRecord
 from virtbus.schemas.wire import encode
 
 Ending = Callable[[VolumeRecord, VolumeMove], Awaitable[VolumeRecord | None]]
-"""Returns the volume as it is after its move; None while the fill of the move has not ended."""
+"""Returns the volume's record after its move; None while the fill of the move has not ended."""
 
 
 class _Ended(NamedTuple):
-    """A volume as it was read, and as it is after its move."""
+    """A volume as it was read, and its record after the move."""
 
     held: StoredVolume
     after: VolumeRecord
@@ -52,11 +52,11 @@ class OffMoves:
 
     # --- questions --------------------------------------------------------------------------
     async def holder(self, record: VolumeRecord) -> StoredVm | None:
-        """Return the VM that holds a volume; raises UnreadableValueError."""
+        """Return the VM that holds a volume, None without one; raises UnreadableValueError."""
         return await self._commits.latest(record.holder)
 
     async def volumes_of(self, vm: VmRecord) -> list[StoredVolume]:
-        """Return the volumes of a VM that are on its node. Unreadable ones are left out."""
+        """Return the readable volumes of a VM that are on its node."""
         found = []
         for ref in local_volumes(vm):
             try:
@@ -68,16 +68,16 @@ class OffMoves:
         return found
 
     async def refuse_start(self, before: VmRecord, after: VmRecord) -> None:
-        """Raise 409 `volume_moving` if a change starts a VM while one of its volumes is moved.
+        """Raise 409 `volume_moving` if a change starts a VM while a volume of the VM is moving.
 
-        `before` was read earlier than the volumes. So a move that begins after this check also
-        writes the VM's record, and the CAS of the start fails.
+        `before` must be read earlier than the volumes. A move that begins after this check writes
+        the VM's record, and makes the CAS of the start fail.
         """
         if after.powered and not before.powered:
             await self.refuse_moving(after)
 
     async def refuse_moving(self, vm: VmRecord) -> None:
-        """Raise 409 `volume_moving` while one of the VM's volumes is moved."""
+        """Raise 409 `volume_moving` while a volume of the VM is moving."""
         off_moves.refuse_moving(vm, [held.record for held in await self.volumes_of(vm)])
 
     def waits(self, record: VolumeRecord) -> bool:
@@ -86,7 +86,7 @@ class OffMoves:
 
     # --- the begin --------------------------------------------------------------------------
     async def begin(self, vm: StoredVm, moving: Sequence[StoredVolume]) -> None:
-        """Write the volumes with their moves, and the VM unchanged, at the revisions read earlier.
+        """Write the volumes with their moves, and the VM unchanged, by CAS in one batch.
 
         Raises:
             ConflictError: the VM or a volume has changed; nothing was written.
@@ -99,7 +99,7 @@ class OffMoves:
 
     # --- the end ----------------------------------------------------------------------------
     async def broken(self, record: VolumeRecord, move: VolumeMove) -> str:
-        """Return why the volume cannot go to another node with its VM; empty if it can."""
+        """Return why the volume cannot move to another node with its VM; "" if it can."""
         if not record.holder or move.source == move.target:
             return ""
         vm = await self.holder(record)
@@ -115,11 +115,11 @@ class OffMoves:
     async def switch(
         self, held: StoredVolume, after: VolumeRecord, tenure: LeaderTerm, ending: Ending
     ) -> list[StoredVolume]:
-        """Write the volume as it is after its move, with its VM; return the written volumes.
+        """Write `after`, the volume's record after its move, and its VM; return written volumes.
 
-        A VM moves to another node with all of its volumes, after its node has released it. The list
-        is empty while the move waits: for the other volumes, for the end of the VM's delete, for an
-        operation on the VM's disks, or for its node.
+        A VM moves to another node together with all of its volumes, after its node has released the
+        VM. The list is empty while the move waits: for the VM's other volumes, for the end of the
+        VM's delete, for an operation on the VM's disks, or for the release.
 
         Raises:
             ConflictError: the VM or a volume has changed; nothing was written.
@@ -138,7 +138,7 @@ class OffMoves:
     async def _ended(
         self, vm: VmRecord, held: StoredVolume, after: VolumeRecord, ending: Ending
     ) -> list[_Ended]:
-        """Return the volumes to write together; empty while the move has to wait."""
+        """Return the volumes that one batch must write; empty while the move has to wait."""
         if not self._is_due(vm, after.node) or self.waits(held.record):
             return []
         ended = [_Ended(held, after)]
@@ -156,10 +156,10 @@ class OffMoves:
     async def _together(
         self, vm: StoredVm, ended: list[_Ended], node: str, tenure: LeaderTerm
     ) -> list[StoredVolume]:
-        """Write a VM with its volumes in their new places; return the volumes.
+        """Write a VM with its moved volumes; return the volumes.
 
-        If the VM has to leave its node, and its release has not begun, begin the release, and
-        return an empty list.
+        If the VM has to leave its node, the first call only begins the release, and returns an
+        empty list.
         """
         lease = {"lease": tenure.check()}
         if node != vm.record.node and not vm.record.evacuating:
@@ -177,10 +177,10 @@ class OffMoves:
         return [one for one in wrote if one is not None]
 
     def _is_due(self, vm: VmRecord, node: str) -> bool:
-        """Return True if the VM is off and stays, or if its node has released it for this move.
+        """Return True if the VM is off and not evacuating, or was released for a move to `node`.
 
-        A fenced node cannot release the VM, and need not. Before the release began, the node
-        reported the VM as off, and a fenced node starts no VM.
+        The release of a fenced node is not needed: the node reported the VM as off before the
+        release began, and a fenced node starts no VM.
         """
         status = self._fleet.last_status(vm)
         if not vm.evacuating:
@@ -193,10 +193,10 @@ class OffMoves:
         return known if known is not None and known[0].fenced is not None else None
 
     async def _release(self, vm: StoredVm, volumes: list[StoredVolume]) -> None:
-        """Begin the release of a VM by its node. The next node has copies of all volumes already.
+        """Begin the release of a VM by its node; the target has copies of all volumes already.
 
-        After this, the moves cannot be given up. The volumes are written again, unchanged. So a
-        request that has read a volume earlier conflicts, and reads the VM before its next attempt.
+        From now on, the moves can no longer be given up. The batch writes the volumes unchanged. A
+        request that read a volume earlier then conflicts, and sees the VM at its next attempt.
         """
         await self.begin(vm, volumes)
         self._events.emit(
@@ -206,7 +206,7 @@ class OffMoves:
         )
 
     async def refuse_late(self, record: VolumeRecord) -> None:
-        """Raise 409 `volume_moving` if the move of a volume cannot be given up any more."""
+        """Raise 409 `volume_moving` if the move of a volume can no longer be given up."""
         vm = await self.holder(record) if record.is_moving and record.holder else None
         if vm is not None and vm.record.evacuating:
             message = (

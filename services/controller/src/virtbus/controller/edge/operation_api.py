@@ -46,7 +46,7 @@ class OperationApi:
         keep_s: float,
         vms: VmApi,
     ) -> None:
-        """`keep_s` is the time for which an operation is kept after its end."""
+        """`keep_s` is the time after its end for which the bus keeps an operation."""
         self._fleet = fleet
         self._events = events
         self._room = room
@@ -58,7 +58,7 @@ class OperationApi:
         self._sources = bus.sources
 
     async def export(self, request: Request) -> OperationView:
-        """Accept an export. The node of the disk carries it out."""
+        """Write the record of an export, which the disk's node carries out."""
         want = validate(OperationExport, request.data)
         exports.refuse_unclear(want)
         fields = await self._of(want, request.account)
@@ -75,7 +75,7 @@ class OperationApi:
         return await self.begin(record, request.deadline_s)
 
     async def flatten(self, request: Request) -> OperationView:
-        """Accept a merge of layers. The node of the disks carries it out (ADR 0080)."""
+        """Write the record of a merge of layers, which the disks' node carries out (ADR 0080)."""
         want = validate(OperationFlatten, request.data)
         asked = OperationExport(namespace=want.namespace, vm=want.vm, volume=want.volume)
         exports.refuse_unclear(asked)
@@ -94,15 +94,15 @@ class OperationApi:
         )
 
     async def begin(self, record: OperationRecord, deadline_s: float) -> OperationView:
-        """Write an operation if there is room for it; raises as `accept` and `refuse_more`."""
+        """Write an operation if quota and bus have room; raises as `accept` and `refuse_more`."""
         if self._fleet.operations.of_id(record.id) is None:
             self._room.refuse_more(record.namespace)
         return await self._show(await self.accept(record, deadline_s))
 
     async def accept(self, record: OperationRecord, deadline_s: float) -> StoredOperation:
-        """Write an operation, once for each id; raises as `OperationWrites.create`.
+        """Write an operation once for each id; raises as `OperationWrites.create`.
 
-        A late request is refused.
+        Raises VirtbusError 504 after the deadline.
         """
         refuse_late(deadline_s)
         held, created = await self._writes.create(record)
@@ -114,14 +114,14 @@ class OperationApi:
         return held
 
     async def _of(self, want: OperationExport, account: str) -> dict[str, object]:
-        """Return the fields of the operation; raises VirtbusError if there is no such disk."""
+        """Return the operation's fields; raises VirtbusError if the disk does not exist."""
         if want.volume is not None:
             return exports.of_volume(await self._volume(want, account))
         held = await self._vms.find(VmRef(name=want.vm, namespace=want.namespace), account)
         return exports.of_vm(want, held.record, self._vms.show(held).state)
 
     async def _volume(self, want: OperationExport, account: str) -> VolumeRecord:
-        """Return the record of the requested volume; raises VirtbusError 404, 403."""
+        """Raises VirtbusError 404, 403."""
         ask = VolumeAsk(name=want.volume, namespace=want.namespace)
         volume = await self._volumes.latest(ask.namespace, ask.name)
         if volume is None:
@@ -130,7 +130,7 @@ class OperationApi:
         return volume.record
 
     def _resting(self, volume: VolumeRecord) -> dict[str, object]:
-        """Return the fields of an operation on a volume whose VM, if it has one, is off.
+        """Return the fields of an operation on a volume that no running VM holds.
 
         Raises the errors of `resting.of_volume` and `resting.running_holder`.
         """
@@ -138,7 +138,6 @@ class OperationApi:
         return resting.of_volume(volume, resting.running_holder(volume, holder))
 
     def refuse_more(self, namespace: str) -> None:
-        """Raise 429 as `OperationRoom.refuse_more`."""
         self._room.refuse_more(namespace)
 
     # --- read -----------------------------------------------------------------------------
@@ -158,7 +157,7 @@ class OperationApi:
 
     # --- end ------------------------------------------------------------------------------
     async def cancel(self, request: Request) -> OperationView:
-        """Request that an operation ends without effect. The answer may show it as Running."""
+        """Request that an operation ends without effect; the answer may still say Running."""
         want = validate(OperationAsk, request.data)
         await self._find(want, request.account)
         held = await self._writes.cancel(want.id)
@@ -170,7 +169,8 @@ class OperationApi:
         """End an operation of `backup.serve` as succeeded.
 
         Raises:
-            VirtbusError: 404: there is no such operation. The errors of `OperationWrites.finish`.
+            VirtbusError: 404: the operation does not exist. Also the errors of
+                `OperationWrites.finish`.
         """
         await self._find(OperationAsk(id=id_), account)
         held = await self._writes.finish(id_)
@@ -179,7 +179,7 @@ class OperationApi:
         return await self._show(held)
 
     async def delete(self, request: Request) -> OperationView:
-        """Remove an operation that has ended, and the file that it made."""
+        """Remove an operation that has ended. Its node then removes the operation's file."""
         want = validate(OperationAsk, request.data)
         held = await self._find(want, request.account)
         view = await self._show(held)
@@ -191,7 +191,7 @@ class OperationApi:
         return view
 
     async def _refuse_needed(self, record: OperationRecord) -> None:
-        """Raise 409 while an operation's snapshot is not ready, because it needs the result."""
+        """Raise 409 while the operation's snapshot is not ready and needs the result."""
         if record.snapshot is None:
             return
         ref = record.snapshot
@@ -202,7 +202,7 @@ class OperationApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def _find(self, want: OperationAsk, account: str) -> StoredOperation:
-        """Return the operation, read from the stream's leader; raises VirtbusError 404, 403."""
+        """Read the operation from the stream's leader; raises VirtbusError 404, 403."""
         held = await self._writes.latest(want.id)
         if held is None:
             raise _unknown(want.id)

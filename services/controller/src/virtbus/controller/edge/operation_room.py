@@ -1,4 +1,4 @@
-"""Refuses new operations when there are too many, or when the bus is too full."""
+"""Refuses new operations when too many are open, or when the bus is too full."""
 
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.quotas import Quota
@@ -7,7 +7,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class OperationRoom:
-    """The space for further operations."""
+    """Limits the number of operations."""
 
     def __init__(self, fleet: Fleet, storage: BusStorageGuard, quota: Quota) -> None:
         self._fleet = fleet
@@ -15,9 +15,9 @@ class OperationRoom:
         self._quota = quota
 
     def refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new operation would exceed a quota, or take the space that VMs need.
+        """Raise 429 if a new operation would exceed a quota, or the bus space kept free for VMs.
 
-        Only open operations count. `OperationSweep` removes the oldest ended operations.
+        Only open operations count: `OperationSweep` removes the oldest ended operations.
         """
         self._storage.refuse_create("operations", OBJECTS_UNTIL_FULL)
         if why := self._quota.full(self._fleet.operations, namespace, "open operations"):

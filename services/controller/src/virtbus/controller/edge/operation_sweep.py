@@ -21,7 +21,7 @@ ROUND_S = 30.0
 
 
 class OperationSweep:
-    """Sweeps in rounds. It is level-triggered: a crash leaves work for the next round."""
+    """Sweeps in rounds. The sweep is level-triggered: a crash leaves work for the next round."""
 
     def __init__(self, bus: Bus, fleet: Fleet, keep_s: float, quota: Quota) -> None:
         self._bus = bus
@@ -31,13 +31,13 @@ class OperationSweep:
         self._writes = OperationWrites(bus)
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Sweep while the lease is held."""
+        """Sweep while the fleet lease is held."""
         while True:
             await self.round(tenure)
             await asyncio.sleep(ROUND_S)
 
     async def round(self, tenure: LeaderTerm) -> None:
-        """Sweep once."""
+        """Remove old operations and orphan statuses; fail operations of forgotten nodes."""
         operations, now_ns = self._fleet.operations, self._bus.sources.time_ns()
         is_needed = needed(self._fleet)
         for held in operations.all():
@@ -63,7 +63,7 @@ class OperationSweep:
             await self._writes.fail(held.record, error.body)
 
     async def _forgotten(self, node: str) -> bool:
-        """Return True if the node has no heartbeat and, at the stream's leader, no join record."""
+        """Return True if the node has no heartbeat and, on the bus, no join record."""
         if node in self._fleet.nodes:
             return False
         entry = await self._bus.get(subjects.join_nonce(node))
@@ -72,5 +72,5 @@ class OperationSweep:
     async def _guarded(self, work: Awaitable[None]) -> None:
         try:
             await work
-        except BusError as error:  # or another controller was first
+        except BusError as error:  # also a conflict, if another controller was first
             log.info("operation swept later: %s", error, extra={"code": "operation_sweep"})

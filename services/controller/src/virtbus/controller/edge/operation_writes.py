@@ -16,13 +16,13 @@ SERVE = STEPS["serve"][1].name
 
 
 class OperationWrites:
-    """The controller's writes of operations."""
+    """Reads and writes operations and their statuses."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def create(self, record: OperationRecord) -> tuple[StoredOperation, bool]:
-        """Write a new operation; return it, and False if it existed.
+        """Write a new operation; return the stored operation, and False if it existed.
 
         Raises:
             VirtbusError: 409 `id_taken`: another operation has the id. 410 `deleted`: the operation
@@ -41,12 +41,12 @@ class OperationWrites:
         return held, False
 
     async def latest(self, id_: str) -> StoredOperation | None:
-        """Return an operation from the stream's leader, None if there is none."""
+        """Read an operation from the stream's leader; None if it does not exist."""
         entry = await self._bus.get(subjects.operation_anywhere(id_))
         return stored_in(entry, read_operation)
 
     async def prevent(self, node: str, id_: str) -> StoredOperation | None:
-        """Return the operation with this id; if there is none, leave a marker against its create.
+        """Return the operation; if it does not exist, write a purge marker that refuses its create.
 
         Raises ConflictError if the operation is created at the same time.
         """
@@ -57,20 +57,20 @@ class OperationWrites:
         return stored_in(entry, read_operation)
 
     async def status(self, record: OperationRecord) -> StoredStatus:
-        """Return the status from the stream's leader; a new status if there is no readable one."""
+        """Read the status from the stream's leader; a new status if it is missing or unreadable."""
         entry = await self._bus.get(subjects.operation_status(record.node, record.id))
         none = OperationStatus(id=record.id, node=record.node)
         return StoredStatus(none, 0) if entry is None else _status_of(entry, none)
 
     async def cancel(self, id_: str) -> StoredOperation | None:
-        """Cancel an operation: at once if its node has not begun it; otherwise its node ends it.
+        """Cancel an operation that its node has not begun, or ask the node to cancel it.
 
-        Return None if there is no such operation.
+        Return None if the operation does not exist.
 
         Raises:
             VirtbusError:
-                409 `operation_ended`: it has ended.
-                409 `operation_final`: it is in its final step.
+                409 `operation_ended`: the operation has ended.
+                409 `operation_final`: the operation is in its final step.
                 503 `contended`: too many races were lost.
         """
         for _ in range(ATTEMPTS):
@@ -94,7 +94,7 @@ class OperationWrites:
     async def finish(self, id_: str) -> StoredOperation | None:
         """Ask the node to end an operation of the kind `serve` as succeeded; may be repeated.
 
-        Return None if there is no such operation.
+        Return None if the operation does not exist.
 
         Raises:
             VirtbusError:
@@ -130,7 +130,7 @@ class OperationWrites:
         return StoredOperation(record, revision)
 
     async def fail(self, record: OperationRecord, error: ErrorBody) -> None:
-        """End an operation as Failed, unless it has ended; raises ConflictError."""
+        """End an open operation as Failed; raises ConflictError."""
         seen = await self.status(record)
         status = seen.status.after("fail", self._bus.sources.time_ns(), step="", error=error)
         if status != seen.status:
@@ -145,8 +145,8 @@ class OperationWrites:
     async def remove(self, held: StoredOperation) -> None:
         """Purge an operation, then its status; raises ConflictError.
 
-        The node removes the operation's file when it sees the record's marker. The record is purged
-        first, because an agent that sees a record without a status would begin the operation again.
+        The node removes the operation's file when it sees the record's purge marker. The record is
+        purged first: an agent that sees a record without a status would begin the operation again.
         """
         record = held.record
         await self._bus.purge(

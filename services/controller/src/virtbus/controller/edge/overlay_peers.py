@@ -1,7 +1,8 @@
 """Writes for each node its peers in overlay networks, as a leader task.
 
-A key belongs to a node, a network, and one peer: another host that has guests of the network. So a
-new guest costs one write for each peer. All changes of a key within a second are one write.
+Each key is for a node, a network and a peer: another host that has guests of the network. A new
+guest therefore costs one write for each peer. Changes of a key within LOOK_S are combined into one
+write.
 """
 
 import asyncio
@@ -32,10 +33,10 @@ class OverlayPeers:
         self._bus = bus
         self._fleet = fleet
         self._stored: dict[str, tuple[OverlayPeer | None, int]] = {}
-        """By key: the value and its revision. The value is None if it cannot be read."""
+        """By key: the value, None if unreadable, and its revision."""
 
     async def run(self, tenure: LeaderTerm) -> NoReturn:
-        """Watch the stored keys, and write those that differ, while the lease is held."""
+        """Watch the stored keys, and write those that differ, while the fleet lease is held."""
         self._stored = {}
         listed = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -50,7 +51,8 @@ class OverlayPeers:
         async with self._bus.watch(subjects.overlay_peers_all()) as watch:
             async for item in watch:
                 if item is WatchMark.RESET:
-                    # A restored bus may lack keys. A write that is under way keeps the old dict.
+                    # A restored bus may lack keys. A `_write` under way continues with the old
+                    # dict, so that it does not add outdated revisions to the new dict.
                     self._stored = {}
                     listed.clear()
                 elif item is WatchMark.SYNCED:
@@ -101,7 +103,7 @@ class OverlayPeers:
             return  # another controller was first; the watch delivers its write
 
     async def _end(self, key: str, stored: dict[str, tuple[OverlayPeer | None, int]]) -> None:
-        """Purge the value that was read; a later one is judged when the watch delivers it."""
+        """Purge the stored value; the next round after its delivery handles a later value."""
         if key not in stored:
             return  # purged meanwhile
         try:

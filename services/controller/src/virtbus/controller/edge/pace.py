@@ -1,4 +1,4 @@
-"""Runs costly work one piece at a time, fairly by account, with rests in between (ADR 0028)."""
+"""Runs costly work in turns, fairly by account, with a rest after each turn (ADR 0028)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,18 +7,19 @@ from contextlib import asynccontextmanager
 from virtbus.bus.client.fair_shares import FairQueue
 
 REST = 2.0
-"""Seconds of rest for each second of work: contended work takes a third of the loop's time."""
+"""Seconds of rest for each second of work. While work waits, it takes a third of the loop's time.
+"""
 LEAST_REST_S = 0.005
-"""Shorter rests are added up until they reach this: the loop's timers are not finer than 1 ms."""
+"""Shorter rests are added up until they reach this time: the loop's timers have a step of 1 ms."""
 MOST_REST_S = 0.1
-"""Limit of a rest. The time of a turn may include a wait for a send, which does not block the loop.
+"""Limit of a rest. A turn may be long because it waits for a send, which does not block the loop.
 """
 
 
 class Pace:
-    """Gives turns to work. Accounts alternate; one account's work keeps its order.
+    """Gives turns to work. Accounts alternate; the work of an account keeps its order.
 
-    If no other work waits, there is no rest.
+    While no other work waits, a turn ends without a rest.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,6 @@ class Pace:
 
     @asynccontextmanager
     async def turn(self, account: str) -> AsyncIterator[None]:
-        """Wait for a turn; the body is the work."""
         loop = asyncio.get_running_loop()
         if self._taken:
             await self._next_of(account)
@@ -47,12 +47,11 @@ class Pace:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # this task had been given the turn already
+            if not turn.cancelled():  # `_pass` gave this task the turn before the cancel
                 self._pass()
             raise
 
     def _pass(self) -> None:
-        """Give the turn to the next task that still waits."""
         while (turn := self._waiting.next()) is not None:
             if not turn.done():
                 turn.set_result(None)
@@ -60,7 +59,7 @@ class Pace:
         self._taken = False
 
     async def _rest(self) -> None:
-        await asyncio.sleep(0)  # a caller whose work never waits would keep the loop
+        await asyncio.sleep(0)  # without it, work that never awaits would keep the loop
         if not self._waiting:
             self._owed_s = 0.0
         elif self._owed_s >= LEAST_REST_S:

@@ -1,4 +1,4 @@
-"""Places VMs that wait for a node, the oldest first, as capacity appears: a leader task."""
+"""Places VMs that wait for a node, the oldest first, as a leader task."""
 
 import asyncio
 import logging
@@ -26,11 +26,11 @@ from virtbus.schemas.vm import VmRecord
 log = logging.getLogger(__name__)
 
 ROUND_S = 5.0
-"""Maximum interval of rounds: capacity, such as free disk space, may appear without a message."""
+"""Maximum interval of rounds: free disk space, for example, may appear without a message."""
 SETTLE_S = 0.2
-"""Delay after `wake`, so that one round handles concurrent changes."""
+"""Delay after `wake`, so that one round handles simultaneous changes."""
 DECLINED_S = 60.0
-"""Time during which a node that refused a VM is not tried again."""
+"""Time after a refusal for which the VM is not placed on that node again."""
 AT_ONCE = 16
 """Limit of concurrent moves. The bus accepts 50 concurrent atomic batches for a stream (ADR-50)."""
 
@@ -40,9 +40,9 @@ class Choice(NamedTuple):
 
     held: StoredVm
     node: str
-    """The target; UNPLACED if the VM's node refused it and no other node can take it now."""
+    """The target; UNPLACED if the VM's node refused the VM, and no other node has room for it."""
     why: str
-    """The reason in the event `vm.scheduled`. Empty for UNPLACED, which causes no event."""
+    """The reason in the event `vm.scheduled`; "" for UNPLACED, which causes no event."""
 
 
 class PendingScheduler:
@@ -62,15 +62,15 @@ class PendingScheduler:
         self._moves = Assignment(bus, fleet, living)
         self._wake = asyncio.Event()
         self._declined: dict[str, dict[str, float]] = {}
-        """By uid: the nodes that refused the VM, each with the time."""
+        """By uid: the nodes that refused the VM, with the loop's time of the last refusal."""
 
     def wake(self) -> None:
-        """Start a round: there may be new capacity, or a new VM."""
+        """Start a round if a VM waits; called when capacity or a VM may be new."""
         if self._fleet.unplaced or self._fleet.refused:
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Place while the lease is held."""
+        """Place VMs while the fleet lease is held."""
         while True:
             if self._fleet.unplaced or self._fleet.refused:
                 await self._round(tenure)
@@ -88,8 +88,8 @@ class PendingScheduler:
     def _choices(self, now_s: float) -> Iterable[Choice]:
         """Yield choices for waiting VMs, the oldest VM first.
 
-        Each chosen VM counts as allocated when the next choice is made. A younger VM may fit on a
-        node on which an older VM does not fit.
+        A choice counts as allocated when the next choice is made. A younger VM may be chosen while
+        an older VM fits on no node.
         """
         fleet = self._fleet
         nodes = {node: fleet.candidate(node, now_s) for node in fleet.nodes}
@@ -99,8 +99,8 @@ class PendingScheduler:
             for uid in (*fleet.unplaced, *self._declined_now())
             if not fleet.damaged.record_of(uid)
         ]
-        # Within a round, nodes only lose room. So if a VM fits on no node, a later VM with an equal
-        # Wait fits on none either, and need not be tried.
+        # Within a round, nodes only lose room. After a VM that fits on no node, later VMs with an
+        # equal Wait are not tried.
         hopeless: set[Wait] = set()
         for held in sorted(waiting, key=lambda one: (one.record.created_ns, one.record.uid)):
             record = held.record
@@ -111,7 +111,7 @@ class PendingScheduler:
             others = [one for name, one in nodes.items() if name not in declined]
             found = place_waiting(record, wait, others)
             if not found.nodes:
-                if record.node != UNPLACED:  # its node refused it, so it leaves the node
+                if record.node != UNPLACED:  # the VM leaves the node, which has refused the VM
                     yield Choice(held, UNPLACED, "")
                 elif not declined:  # other VMs may still fit on a node that declined this VM
                     hopeless.add(wait)
@@ -121,7 +121,7 @@ class PendingScheduler:
             yield Choice(held, best, f"best of {len(found.nodes)}, {len(found.refused)} refused")
 
     def _note_refusals(self, now_s: float) -> None:
-        """Remember refusals for a while, so that the node is not tried again at once."""
+        """Remember refusals for DECLINED_S, so that the node is not tried again at once."""
         for uid in self._declined_now():
             self._declined.setdefault(uid, {})[self._fleet.vms[uid].record.node] = now_s
         for uid, nodes in list(self._declined.items()):
@@ -132,7 +132,7 @@ class PendingScheduler:
                 del self._declined[uid]
 
     def _declined_now(self) -> list[str]:
-        """Return uids of VMs whose node refused the current assignment and released the VM."""
+        """Return the VMs whose node refused the current assignment, and has released the VM."""
         found = []
         for uid in self._fleet.refused:
             held = self._fleet.vms.get(uid)

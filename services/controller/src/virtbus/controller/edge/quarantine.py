@@ -1,7 +1,7 @@
 """Handles `node.quarantine`: a person's decisions on VMs and disks without a record (ADR 0033).
 
-The node itself lists, ends, purges and restores VMs and disks. This module writes the record of an
-adopted VM. Each step may be repeated: the node holds an adopted VM until its record is on the bus.
+The node's agent lists, ends, purges and restores VMs and disks. This module writes the record of an
+adopted VM. An adopt may be repeated: the node holds an adopted VM until its record is on the bus.
 """
 
 import asyncio
@@ -90,23 +90,23 @@ class Quarantines:
         return NodeQuarantined(node=want.node, entries=left, total=total, adopted=record.uid)
 
     async def _check_name(self, want: NodeQuarantine, kept: QuarantineEntry) -> None:
-        """Raise 409 if another VM has the name. This is checked before the host moves any disk."""
+        """Raise 409 if another VM has the name; called before the host moves a disk."""
         name = want.name or kept.name
         if not (name and kept.namespace):
-            return  # the entry has no saved record
+            return  # the entry has no saved record: its name is unknown
         holder = await self._commits.holder(kept.namespace, name)
         if holder is not None and holder != kept.uid and await self._commits.latest(holder):
             message = f"VM {holder} has the name {kept.namespace}/{name}; give another: --name"
             raise VirtbusError(Code.CONFLICT, "name_taken", message)
 
     async def _write(self, record: VmRecord, *, held: bool) -> None:
-        """Write an adopted VM's record, unless the bus has a record of the VM on this node.
+        """Write an adopted VM's record if the bus has no record of the VM on this node.
 
-        If the bus has one, the adoption has only replaced disks.
+        With a record, the adoption has only replaced disks: nothing is written.
 
-        A `held` VM still has its volumes and addresses, so lost records of its volumes and networks
-        are written first. A VM made from quarantined disks gets other addresses, because another VM
-        may have the former ones by now.
+        A `held` VM still has its volumes and addresses: lost records of its volumes and networks
+        are written first. A VM that is made from quarantined disks gets new addresses, because
+        another VM may have its former addresses by now.
         """
         known = await self._commits.known(record.uid)
         if known.record is not None and known.node == record.node:
@@ -126,11 +126,11 @@ class Quarantines:
 
 
 class Overtaken:
-    """Ends VMs that a node holds without a record after they were moved to another node.
+    """Ends VMs that a node still holds after they were moved to another node.
 
-    A record with a higher epoch on another node shows the move. Normally a purge marker informs the
-    old node. The marker lasts a day, so it is missing if the host was off for longer. It is also
-    missing if the bus was rebuilt. The disks go to the quarantine.
+    A record with a higher epoch on another node shows the move. Usually a purge marker makes the
+    old node release the VM. The marker is missing if the host was off for more than a day, or if
+    the bus was rebuilt. The VM's disks on the old node go to the quarantine.
     """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
@@ -138,7 +138,7 @@ class Overtaken:
         self._fleet = fleet
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Check repeatedly, while the lease is held."""
+        """Check all statuses each LOOK_S, while the fleet lease is held."""
         while True:
             await asyncio.sleep(LOOK_S)
             for node, uid, epoch in self._found():
@@ -157,7 +157,7 @@ class Overtaken:
                     )
 
     def _found(self) -> list[tuple[str, str, int]]:
-        """Return each moved VM as old node, uid, and epoch of its record on the new node."""
+        """Return old node, uid and current epoch of each moved VM that its old node still holds."""
         fleet, now_s = self._fleet, asyncio.get_running_loop().time()
         found = []
         for (node, uid), (status, _) in fleet.statuses.items():

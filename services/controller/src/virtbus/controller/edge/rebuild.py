@@ -1,6 +1,6 @@
 """Handles `bus.rebuild`: collects hosts' copies, writes back lost records, and joins the nodes.
 
-A rebuild can be repeated, and interrupted at any step: each write is a CAS over the value that was
+A rebuild can be interrupted at any step, and repeated: each write is a CAS over the value that was
 read, and a node joins the bus only after its VMs are on the bus.
 """
 
@@ -46,9 +46,9 @@ log = logging.getLogger(__name__)
 ASK_S = 5.0
 ASK_AGAIN_S = 0.5
 ANSWER_BEFORE_S = 10.0
-"""Time reserved for the writes after the last node has answered or timed out."""
+"""Time before the deadline that is reserved for the writes, after the nodes' reports."""
 ANSWER_S = 2.0
-"""Time reserved for the answer, after the rebuild of groups."""
+"""Time before the deadline that is reserved for the answer, after the rebuild of groups."""
 WRITTEN = {
     RebuildAction.ADD: "the bus had lost it",
     RebuildAction.RAISE: "its host had a newer copy",
@@ -57,7 +57,7 @@ WRITTEN = {
 
 
 class Rebuilds:
-    """The handler of `bus.rebuild`. Any controller may run it, even two concurrently."""
+    """The handler of `bus.rebuild`. Several controllers may run it at the same time."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, keys: RecordKeys) -> None:
         self._bus = bus
@@ -117,7 +117,7 @@ class Rebuilds:
     ) -> tuple[dict[str, KnownRecords], dict[str, str]]:
         """Return the nodes' reports and errors, each by node.
 
-        Wait until `until_s` (loop's time) for agents that are still starting.
+        Agents that are still starting are asked repeatedly until `until_s` (loop's time).
         """
         reports: dict[str, KnownRecords] = {}
         failed: dict[str, str] = {}
@@ -125,7 +125,7 @@ class Rebuilds:
         async def ask(node: str) -> None:
             while True:
                 try:
-                    # a node has ASK_S for all pages, also if the client waits only briefly
+                    # a node has at least ASK_S for all pages, even if the client waits only briefly
                     pages_until_s = max(until_s, loop.time() + ASK_S)
                     reports[node] = await self._report(node, pages_until_s)
                 except (BusError, VirtbusError) as error:
@@ -142,7 +142,7 @@ class Rebuilds:
         return reports, failed
 
     async def _report(self, node: str, until_s: float) -> KnownRecords:
-        """Return all pages of one node as one report, without records of other nodes.
+        """Return all pages of a node as one report, without records of other nodes.
 
         Raises the errors of `record_pages`, and VirtbusError 503 `too_many_records`.
         """
@@ -163,14 +163,14 @@ class Rebuilds:
         return whole
 
     async def _known(self, reports: Collection[KnownRecords]) -> dict[str, Known]:
-        """Return by uid the bus' state of each VM that the bus lists or a host reports."""
+        """Return by uid what the bus knows of each VM that the bus lists or a host reports."""
         known = await self._listed()
         for uid in {record.uid for report in reports for record in report.records}:
             known[uid] = await self._commits.known(uid)
         return known
 
     async def _listed(self) -> dict[str, Known]:
-        """Return the records of the bus by uid, read directly: the cache may lag."""
+        """Return the bus' records by uid, from a new list: the cache may lag behind."""
         found: dict[str, Known] = {}
         async with self._bus.watch("$KV.vm.>") as watch:
             async for item in watch:
@@ -188,7 +188,7 @@ class Rebuilds:
 
     # --- apply -----------------------------------------------------------------------------------
     async def _do(self, step: Rebuilt, known: Known) -> Rebuilt:
-        """Apply one step and return it; if the step is refused, return a conflict."""
+        """Apply a step and return it; return a CONFLICT step if the write is refused."""
         record = step.record
         try:
             await self._write(step.step, record, known)
@@ -208,8 +208,8 @@ class Rebuilds:
             await self._commits.write_back(record, known)
             self._events.emit(EventKind.VM_UPDATED, record, f"written back: {WRITTEN[step]}")
         elif step is RebuildAction.END:
-            # A normal delete: imaged and netd may have made things for the VM meanwhile, and only
-            # the agent releases them. An immediate purge could hide the delete from the agent.
+            # A normal delete, because an immediate purge could hide the delete from the agent.
+            # Only the agent releases what imaged and netd may have made for the VM meanwhile.
             ending = deleting(record, grace_s=0)
             await self._commits.replace(StoredVm(record, known.revision), ending)
             self._events.emit(EventKind.VM_DELETING, record, "its host had released it")
@@ -221,9 +221,9 @@ class Rebuilds:
             await self._commits.claim(known.record)
 
     async def _follow(self, report: KnownRecords, *, dry: bool, disputed: bool) -> RebuiltNode:
-        """Let a node join this bus. A node that has already joined lists its VMs again.
+        """Let a node join this bus. If the node has joined before, it only lists its VMs again.
 
-        A node with a VM in conflict does not join, because it would hold VMs that the bus lacks.
+        A node with a VM in conflict (`disputed`) does not join: it has VMs that the bus lacks.
         """
         node, vms = report.node, len(report.records)
         try:
@@ -241,19 +241,19 @@ class Rebuilds:
         return RebuiltNode(node=node, vms=vms, joined=True)
 
     async def _restore_node_spec(self, report: KnownRecords) -> None:
-        """Restore a node's desired state from its report, if this bus has none."""
+        """Write the node spec of a report to the bus if the bus has no spec of the node."""
         if report.node_spec is None or report.node_spec.node != report.node:
             return
         node_spec = report.node_spec.model_copy(
             update={"lease_revision": 0}
         )  # a rebuilt bus starts new leases
-        with suppress(ConflictError):  # this bus has a desired state, which stays
+        with suppress(ConflictError):  # the bus has a spec, which stays
             await self._bus.put(subjects.node_spec(report.node), encode(node_spec), expect=0)
 
     async def _nonce(self, node: str) -> str:
-        """Return the nonce of this bus for a node.
+        """Return this bus' nonce for a node.
 
-        If the join record was lost, write a new one and raise 503; a repeat returns the new nonce.
+        If the join record was lost, write a new join record, and raise 503 `not_joined`.
         """
         key = subjects.join_nonce(node)
         entry = await self._bus.get(key)
@@ -269,7 +269,7 @@ class Rebuilds:
 
 
 def _soon(error: BusError | VirtbusError) -> bool:
-    """Return True for the error of an agent that is still starting."""
+    """Return True for the error of an agent that is still starting: ask it again soon."""
     return isinstance(error, VirtbusError) and error.reason == "recovering"
 
 

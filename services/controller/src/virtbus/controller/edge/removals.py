@@ -1,7 +1,7 @@
 """Deletes VMs with an unreadable record, status or name claim, on a person's request (ADR 0027).
 
-The purge marker of the record tells the node of the delete: its agent ends the guest and removes
-all that the VM has on the host.
+The record's purge marker makes the node's agent end the guest, and remove all that the VM has on
+the host.
 """
 
 import logging
@@ -25,11 +25,11 @@ from virtbus.schemas.vm_status import VmView
 log = logging.getLogger(__name__)
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
-"""The answer's uid if there was only a name claim without a readable uid."""
+"""The uid in the answer if the VM had only an unreadable name claim."""
 
 
 class Removals:
-    """The deletes. They can be repeated: a purge of a value expects the unreadable revision."""
+    """Deletes unreadable VMs. A delete may be repeated: a purge expects the unreadable revision."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
@@ -41,10 +41,10 @@ class Removals:
     async def remove(self, ref: VmRef) -> VmView | None:
         """Remove a VM that has unreadable values, with all its keys; return its last view.
 
-        Return None if no value is unreadable. Raises ConflictError if values keep changing.
+        Return None if all values are readable. Raises ConflictError if values keep changing.
         """
         uid, found = await self._meant(ref)
-        held = self._fleet.vms.get(uid)  # read now: the purge will remove it from the cache
+        held = self._fleet.vms.get(uid)  # read now: the purge removes the VM from the cache
         namespace = held.record.namespace if held else ref.namespace
         name = held.record.name if held else ref.name or ""
         for attempt in range(1, ATTEMPTS + 1):
@@ -62,12 +62,12 @@ class Removals:
     async def _remove(self, uid: str, found: list[Unreadable]) -> None:
         """Remove each unreadable value of a VM, and add it to `found`.
 
-        An attempt that lost a race may have purged the record: `found` is kept between attempts.
+        `found` is kept between attempts: an attempt may purge the record, and then lose a race.
         """
         last = await self._bus.get(subjects.vm_anywhere(uid)) if uid else None
         try:
             if isinstance(message_of(last), VmRecord):
-                found.clear()  # the record was written back: an ordinary delete can end the VM
+                found.clear()  # the record is readable: an ordinary delete can end the VM
                 return
         except UnreadableValueError as error:
             found.append(error.found)
@@ -77,10 +77,7 @@ class Removals:
             await self._gone(one)
 
     async def _meant(self, ref: VmRef) -> tuple[str, list[Unreadable]]:
-        """Return the uid of the requested VM, and the claim of its name if the claim is unreadable.
-
-        The uid is empty if it is unknown.
-        """
+        """Return the uid of the requested VM, "" if unknown, and its name claim if unreadable."""
         if ref.uid is not None:
             return ref.uid, []
         cached = self._fleet.names.get((ref.namespace, ref.name or ""), "")
@@ -91,15 +88,16 @@ class Removals:
             return cached, [error.found]
 
     async def _end(self, found: Unreadable) -> None:
-        """Purge record, secrets, then claims.
+        """Purge first the record, then secrets and claims.
 
-        The record is the first, unlike in an ordinary delete: if it was written back, the VM lives
-        and needs its secrets. After a crash, a sweep purges the rest.
+        An ordinary delete purges the secrets first. Here the record's purge may conflict, because
+        the record was written back: then the VM still needs its secrets. After a crash, the sweep
+        of `Finalizer` purges the rest.
         """
         node, uid = found.key.split(".")[2], found.uid
         held = self._fleet.vms.get(uid)
         before = held.record if held is not None and held.record.node == node else None
-        if before is not None:  # the guest may still run, so the holds of its volumes stay
+        if before is not None:  # keep the holds of its volumes: the guest may still run
             before = before.model_copy(update={"volume_refs": {}})
         end = Write(found.key, None, expect=found.revision, ttl_s=MARKER_TTL_S, why=DELETED)
         await self._reservations.write(before, None, [end])
@@ -110,7 +108,7 @@ class Removals:
             self._events.emit(EventKind.VM_DELETED, before, "its record could not be read")
 
     async def _gone(self, found: Unreadable) -> None:
-        """Purge an unreadable value, unless it was removed with its VM or replaced."""
+        """Purge an unreadable value if it is still the last value of its key."""
         entry = await self._bus.get(found.key)
         if entry is not None and entry.kind is EntryKind.PUT and entry.revision == found.revision:
             await self._bus.purge(found.key, expect=found.revision, marker_ttl_s=MARKER_TTL_S)

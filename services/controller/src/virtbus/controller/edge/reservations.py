@@ -1,9 +1,10 @@
 """Writes VM records in batches with reserved capacity, holders of volumes, and group keys.
 
-A strict VM (`VmRecord.reserved`) reserves its CPUs and memory. A node's reserved sum adds these up.
-Records and sums are in the same bucket, so one atomic batch compares and sets both. Two controllers
-can never both allocate the last capacity of a node (ADR 0015), and no two VMs hold one volume that
-is not shared (ADR 0045). A group key tells a node about a security group of its VMs.
+A strict VM (`VmRecord.reserved`) reserves its CPUs and memory on its node. The node's sum is a key
+with the total of these reservations. Records and sums are in the same bucket, so that one atomic
+batch compares and sets both. Therefore two controllers cannot both allocate the last capacity of a
+node (ADR 0015), and two VMs cannot hold a volume that is not shared (ADR 0045). A group key tells
+a node about a security group of its VMs.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from virtbus.schemas.vm import VmRecord
 from virtbus.schemas.wire import encode
 
 ATTEMPTS = 16
-"""Limit of attempts. In each lost race, the write of another VM of the same node won."""
+"""Limit of attempts. An attempt fails if another VM of the same node was written first."""
 
 
 class NodeFullError(Exception):
@@ -41,7 +42,7 @@ class NodeFullError(Exception):
 
 
 class Reservations:
-    """Writes records together with their reservations. `fleet` has the nodes' capacity."""
+    """Writes records together with their reservations."""
 
     def __init__(self, bus: Bus, fleet: Fleet, volumes: VolumeHolders | None = None) -> None:
         self._bus = bus
@@ -52,16 +53,16 @@ class Reservations:
     async def write(
         self, before: VmRecord | None, after: VmRecord | None, writes: Sequence[Write]
     ) -> int:
-        """Apply `writes`, which turn `before` into `after`, with sums and holders in one batch.
+        """Apply `writes`, which turn `before` into `after`, and the sums, holders and group keys.
 
-        Return the revision of the last write. A conflict on a sum, a volume or a group's key is
-        retried; a conflict on the record is raised.
+        All writes are one batch. Return the revision of the last write. A conflict on a sum, a
+        volume or a group key is retried; a conflict on the record is raised.
 
         Raises:
             VirtbusError: the errors of `volume_holds.held`.
-            NodeFullError: the node of `after` has no capacity left for it.
+            NodeFullError: the node of `after` lacks the capacity for the VM.
             ConflictError: the record has changed.
-            BusError: as `Bus.batch`. UnavailableError: also if too many races were lost.
+            BusError: as `Bus.batch`. UnavailableError: too many races were lost.
         """
         nodes = sorted(_nodes(before, after))
         for _ in range(ATTEMPTS):
@@ -90,7 +91,7 @@ class Reservations:
         )
 
     async def _moved_on(self, batch: Sequence[Write]) -> bool:
-        """Return True if a sum, a volume or a group's key of the batch caused the conflict."""
+        """Return True if a sum, a volume or a group key of the batch has another revision now."""
         for one in batch:
             entry = await self._bus.get(one.key)
             if (entry.revision if entry is not None else 0) != one.expect:
@@ -100,7 +101,7 @@ class Reservations:
     async def _sum(
         self, node: str, before: VmRecord | None, after: VmRecord | None
     ) -> Write | None:
-        """Return the write of the node's sum after the change; None if the sum does not change."""
+        """Return the write of the node's new sum; None if the sum does not change."""
         key = subjects.node_reserved(node)
         entry = await self._bus.get(key)
         there = self._read(node, entry)
@@ -118,14 +119,14 @@ class Reservations:
         return Write(key, body, expect=entry.revision if entry is not None else 0, ttl_s=ttl_s)
 
     def _read(self, node: str, entry: Entry | None) -> Reserved:
-        """Return the sum; if there never was one (a rebuilt bus), compute it from the records.
+        """Return the sum; compute it from the cached records if the bus never had it (a rebuild).
 
-        A purged sum was zero, regardless of this controller's cached VMs.
+        A purged sum is zero, even if cached VMs on the node have reservations.
         """
         if entry is not None and not entry.value:
             return Reserved(node=node)
         if entry is not None:
-            with suppress(VirtbusError):  # an unreadable sum is computed again, like a lost one
+            with suppress(VirtbusError):  # an unreadable sum is computed like a missing sum
                 return read_stored(Reserved, entry.key, entry.value)
         load = self._fleet.promises.on.get(node, NOTHING)
         return Reserved(
@@ -136,7 +137,7 @@ class Reservations:
         )
 
     def _check(self, now: Reserved, record: VmRecord) -> None:
-        """Raise NodeFullError if the sum and the other allocations exceed the capacity."""
+        """Raise NodeFullError if the sum and the unreserved allocations exceed the capacity."""
         if now.node not in self._fleet.nodes:
             return
         load = self._fleet.promises.on.get(now.node, NOTHING)

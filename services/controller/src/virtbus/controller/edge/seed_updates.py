@@ -1,8 +1,8 @@
 """Changes the secrets in a VM's first-boot data, which are in another bucket than its record.
 
-The secrets are stored first, together with the secrets that they replace. Then the record gets the
-digest of the new secrets. If the controller ends in between, the record still has the digest of the
-former secrets, and the node uses those.
+The controller first stores the new secrets together with the secrets that they replace. Then it
+writes their digest to the record. After a crash in between, the record still has the digest of the
+former secrets, and the node uses the former secrets.
 """
 
 from typing import NamedTuple
@@ -29,9 +29,9 @@ from virtbus.schemas.wire import encode, invalid
 
 
 class SeedChange(NamedTuple):
-    """The spec without secrets, and the new secrets if they change.
+    """The spec without secrets; the new secrets, None if they do not change.
 
-    `revision` is that of the stored secrets.
+    `revision` is the revision of the stored secrets (0: none).
     """
 
     spec: VmSpec
@@ -40,19 +40,19 @@ class SeedChange(NamedTuple):
 
 
 class SeedUpdates:
-    """Updates of first-boot data."""
+    """Computes and stores updates of first-boot data."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def wanted(self, record: VmRecord, spec: VmSpec) -> SeedChange:
-        """Return the change that an update with this spec requests.
+        """Return the change of first-boot data that an update with this spec requests.
 
         Raises:
             VirtbusError:
                 400: the network data is invalid.
-                503 `secrets_lost`: the bus lacks the VM's secrets, so secrets that the spec leaves
-                out would be lost.
+                503 `secrets_lost`: the bus lacks the VM's secrets. An update would lose secrets
+                that the spec omits.
         """
         public = without_secrets(spec)
         before, after = (one.model_dump(mode="json") for one in (record.spec, public))
@@ -85,7 +85,7 @@ class SeedUpdates:
         """Store the secrets of a change; return the record with their digest.
 
         Raises:
-            VirtbusError: 413: the secrets and those that they replace are too large together.
+            VirtbusError: 413: the new and the replaced secrets together are too large.
             ConflictError: the secrets were changed meanwhile.
         """
         if change.secrets is None:
@@ -103,10 +103,10 @@ class SeedUpdates:
 
 
 async def secrets_of(bus: Bus, record: VmRecord) -> VmSecrets:
-    """Return the secrets that are in force for `record`, which has a digest of them.
+    """Return the secrets in force: those whose digest is in `record`.
 
     Raises:
-        VirtbusError: 503 `secrets_lost`: the bus lacks them, as during an update or move.
+        VirtbusError: 503 `secrets_lost`: the bus lacks them now, for example during a move.
     """
     key = subjects.vm_secret(record.node, record.uid)
     entry = await bus.get(key)

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class _Source(NamedTuple):
-    """A VM or volume by name."""
+    """The name of a VM or volume; `resource` is "vm" or "volume"."""
 
     resource: str
     name: str
@@ -78,7 +78,7 @@ class SnapshotApi:
 
     # --- create and restore -----------------------------------------------------------------
     async def create(self, request: Request) -> SnapshotView:
-        """Accept a snapshot. An operation whose id is the snapshot's uid makes its data."""
+        """Write a snapshot, and the operation that makes its data. Its id is the snapshot's uid."""
         want = validate(SnapshotCreate, request.data)
         snapshot_changes.refuse_unclear(want)
         resource, name = ("vm", want.vm) if want.vm else ("volume", want.volume or "")
@@ -91,7 +91,7 @@ class SnapshotApi:
         return self.show(await self._accept(record, fields, None, request))
 
     async def restore(self, request: Request) -> SnapshotView:
-        """Accept a restore in place; return the new snapshot that keeps the replaced disks."""
+        """Write an operation that restores in place; return the snapshot of the replaced disks."""
         want = validate(SnapshotRestore, request.data)
         restored = (await self.find(want, request.account)).record
         snapshot_changes.refuse_incomplete(restored)
@@ -109,7 +109,7 @@ class SnapshotApi:
         return self.show(await self._accept(record, fields, restored, request))
 
     async def adopt(self, request: Request) -> SnapshotView:
-        """Write the record of the named snapshot, whose data is on the named node."""
+        """Write the record of a snapshot that has data on the requested node, but no record."""
         want = validate(SnapshotAdopt, request.data)
         if not self._fleet.has_node(want.node):
             raise node_not_found(want.node)
@@ -126,7 +126,7 @@ class SnapshotApi:
     async def _fields(
         self, source: _Source, account: str, *, layered: bool, in_place: bool = False
     ) -> dict[str, object]:
-        """Return the fields of the operation; raises VirtbusError if the source cannot be used."""
+        """Return the operation's fields; raises VirtbusError if the source cannot be used."""
         if source.resource == "vm":
             vm = await self._vms.find(VmRef(name=source.name, namespace=source.namespace), account)
             state = self._vms.show(vm).state
@@ -155,7 +155,7 @@ class SnapshotApi:
     async def _refuse_protected(self, vm: VmRecord) -> None:
         """Raise 409 for a restore in place if the VM, or a volume that it holds, is protected.
 
-        All volumes of the VM count, because only the node knows which of them are in the snapshot.
+        All volumes of the VM count: only the node knows which volumes are in the snapshot.
         """
         refuse_protected(vm)
         for ref in vm.volume_refs.values():
@@ -172,7 +172,8 @@ class SnapshotApi:
     ) -> StoredSnapshot:
         """Write the snapshot, then its operation.
 
-        If the operation is never written, `SnapshotSweep` completes or removes the snapshot.
+        If a crash leaves the snapshot without its operation, `SnapshotSweep` completes or removes
+        the snapshot.
         """
         if self._fleet.volumes.snapshots.get(record.namespace, record.name) is None:
             self._refuse_more(record.namespace)
@@ -186,7 +187,7 @@ class SnapshotApi:
         return held
 
     def _refuse_more(self, namespace: str) -> None:
-        """Raise 429 if a new snapshot would exceed a quota, or take the space that VMs need."""
+        """Raise 429 if a new snapshot would exceed a quota, or the bus space kept free for VMs."""
         if why := self._quota.full(self._fleet.volumes.snapshots, namespace, "snapshots"):
             message = f"{why}; delete some, then repeat"
             raise VirtbusError(Code.EXHAUSTED, "snapshot_quota", message, after_ms=10_000)
@@ -216,7 +217,7 @@ class SnapshotApi:
         return self.show(await self._change(want, change, EventKind.SNAPSHOT_UPDATED, request))
 
     async def delete(self, request: Request) -> SnapshotView:
-        """Mark a snapshot as deleting. A leader task removes its data, then its record.
+        """Mark a snapshot as deleting; `SnapshotSweep` then removes its data and its record.
 
         Raises:
             VirtbusError: the 409 errors of `refuse_used` and `snapshot_changes.deleting`.
@@ -235,7 +236,7 @@ class SnapshotApi:
     async def _mend(
         self, want: SnapshotDelete, error: UnreadableValueError, account: str
     ) -> StoredSnapshot:
-        """Replace an unreadable record by one that marks the snapshot as deleting."""
+        """Replace an unreadable record by a record that marks the snapshot as deleting."""
         known = self._fleet.volumes.snapshots.get(want.namespace, want.name)
         check_owner(account, known.record.owner if known else "")
         record = snapshot_changes.mended(want, known.record if known else None, NO_UID)
@@ -250,7 +251,6 @@ class SnapshotApi:
         kind: EventKind,
         request: Request,
     ) -> StoredSnapshot:
-        """Apply a change under concurrency, once for each request id."""
         held, changed = await self._writes.change(
             lambda: self.find(want, request.account), change, request
         )
@@ -264,9 +264,9 @@ class SnapshotApi:
 
         Raises:
             VirtbusError:
-                404: there is no such snapshot.
-                403: the account may not use it.
-                409: it has another uid than the requested one.
+                404: the snapshot does not exist.
+                403: the account may not use the snapshot.
+                409: the snapshot's uid differs from the requested uid.
         """
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
@@ -276,18 +276,16 @@ class SnapshotApi:
         return held
 
     def tell(self, kind: EventKind, held: StoredSnapshot, message: str) -> None:
-        """Apply a change to the cache; log it and emit its event."""
         self._fleet.volumes.snapshots.apply(held)
         self._events.named(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
 
     def show(self, held: StoredSnapshot) -> SnapshotView:
-        """Return the snapshot as the API shows it."""
         return snapshot_changes.shown(held, self._waits(held.record))
 
     def _waits(self, record: SnapshotRecord) -> str:
-        """Return why the snapshot's completion or removal waits; empty if neither waits."""
+        """Return why the snapshot's completion or removal waits; "" if it does not wait."""
         waits = snapshot_changes.state_of(record) in {
             SnapshotState.CREATING,
             SnapshotState.DELETING,

@@ -1,4 +1,4 @@
-"""Finds data of snapshots that have no record, and describes it for a new record."""
+"""Finds the data of snapshots that have no record, so that a person can adopt it."""
 
 from collections.abc import AsyncIterator
 
@@ -27,7 +27,7 @@ class SnapshotOrphans:
     async def findings(self, node: str) -> list[AuditFinding]:
         """Return a finding for each snapshot of the node without a record; raises BusError.
 
-        A repair never removes such data: a person adopts or deletes the snapshot by its name.
+        An audit never repairs such a finding: a person adopts or deletes the snapshot by its name.
         """
         found = []
         async for held in self._held(node, ""):
@@ -43,11 +43,11 @@ class SnapshotOrphans:
         return found
 
     async def find(self, want: SnapshotAdopt) -> HeldSnapshot:
-        """Return the description of the requested data, from its node.
+        """Return the node's description of the requested data.
 
         Raises:
             VirtbusError:
-                404: there is no such data, or it is not complete.
+                404: the node lacks the data, or the data is incomplete.
                 409: several snapshots on the node match.
             BusError: the node does not answer.
         """
@@ -71,7 +71,10 @@ class SnapshotOrphans:
         return found[0]
 
     async def _held(self, node: str, after: str) -> AsyncIterator[HeldSnapshot]:
-        """Yield the snapshots on a node whose folders sort after `after`, in that order."""
+        """Yield the snapshots on a node whose folder sorts after `after`, sorted by folder.
+
+        A description that names another folder is left out.
+        """
         subject = subjects.rpc(node, "imaged", "inspect")
         for _ in range(PAGES):
             ask = Inspect(snapshots_after=after)

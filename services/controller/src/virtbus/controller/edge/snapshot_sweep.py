@@ -1,4 +1,4 @@
-"""Completes snapshots after their operations, and removes deleted ones: leader task (ADR 0054)."""
+"""Completes snapshots after their operations; removes deleted snapshots. Leader task (ADR 0054)."""
 
 import asyncio
 import logging
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 5.0
 SETTLE_S = 0.02
-"""Delay after `wake`, so that one round handles concurrent changes. It is short, because a clone
-waits until its snapshot is ready."""
+"""Delay after `wake`, so that one round handles simultaneous changes. The delay is short, because a
+clone waits until its snapshot is ready."""
 ASK_S = 5.0
 AT_ONCE = 16
-"""Number of concurrent steps. A node that does not answer occupies one for ASK_S."""
+"""Number of snapshots that are handled at once. A silent node occupies one of these for ASK_S."""
 ALONE_S = 60.0
-"""After this time, a snapshot without an operation is completed if its node has the data; otherwise
-it is removed.
+"""After this time, a snapshot without an operation is completed if its node has the data, and
+removed if not.
 
 The time counts from the leader's first look at the snapshot, because the clock of the controller
 that made the snapshot may be wrong.
@@ -44,7 +44,7 @@ that made the snapshot may be wrong.
 
 
 class SnapshotSweep:
-    """Sweeps in rounds. It is level-triggered: a crash leaves work for the next round."""
+    """Sweeps in rounds. The sweep is level-triggered: a crash leaves work for the next round."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents) -> None:
         self._bus = bus
@@ -64,7 +64,7 @@ class SnapshotSweep:
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Sweep while the lease is held."""
+        """Sweep while the fleet lease is held."""
         while True:
             due = sorted(self._snapshots.open)
             if not due:
@@ -91,7 +91,7 @@ class SnapshotSweep:
             log.info("snapshot %s is continued later: %s", held.record.name, error, extra=extra)
 
     async def _complete(self, held: StoredSnapshot) -> None:
-        """Mark the snapshot as ready once its operation has succeeded; as deleting if it failed."""
+        """Mark the snapshot as ready if its operation succeeded, as deleting if it failed."""
         operation = await self._operations.latest(held.record.uid)
         if operation is None:
             now_s = asyncio.get_running_loop().time()
@@ -106,11 +106,11 @@ class SnapshotSweep:
             await self._change(held, change, kind)
 
     async def _settle(self, held: StoredSnapshot) -> None:
-        """Complete a snapshot without an operation if its node has its data; otherwise delete it.
+        """Complete a snapshot without an operation if its node has its data; delete it if not.
 
-        The operation is missing if a create ended between its two writes, or if the bus was
-        restored from a backup. A snapshot of disks that a restore replaced is not removed, because
-        the node may still work on it.
+        The operation is missing if a create crashed between its two writes, or if the bus was
+        restored from a backup. A snapshot that keeps the replaced disks of a restore stays: the
+        node may still work on the restore.
         """
         record = held.record
         want = SnapshotAdopt(
@@ -136,21 +136,21 @@ class SnapshotSweep:
         log.info("%s %s", kind, held.record.name, extra=extra)
 
     async def _remove(self, held: StoredSnapshot) -> None:
-        """Remove the data, then the record. The operation that writes the data ends first.
+        """Remove the data, then the record, after the operation that makes the data has ended.
 
-        If the create has not written its operation yet, it no longer can.
+        A missing operation is prevented: a slow create can no longer write it.
         """
         operation = None
-        with suppress(UnreadableValueError):  # its node cannot read it either
+        with suppress(UnreadableValueError):  # the node cannot read the operation either
             operation = await self._operations.prevent(held.record.node, held.record.uid)
         if operation is not None:
             status = (await self._operations.status(operation.record)).status
             if not status.ended:
-                with suppress(VirtbusError):  # it ends by itself
+                with suppress(VirtbusError):  # the operation is in its final step, and ends soon
                     await self._operations.cancel(operation.record.id)
                 return
         if any(users_of(held.record.uid, self._fleet)):
-            return  # a copy began while the delete was accepted
+            return  # a copy of the snapshot began during the delete request: wait for its end
         if not held.record.lost:
             subject = subjects.rpc(held.record.node, "imaged", "snapshot-release")
             ask = SnapshotRelease(ref=ref_of_snapshot(held.record))

@@ -9,7 +9,7 @@ from virtbus.schemas.snapshot import SnapshotRecord
 
 
 class SnapshotWrites(NamedWrites[SnapshotRecord]):
-    """The controller's writes of snapshots."""
+    """Reads and writes snapshots."""
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus, "snapshot", subjects.snapshot_record, read_snapshot, create_step)

@@ -15,16 +15,16 @@ from virtbus.schemas.ids import is_id
 log = logging.getLogger(__name__)
 
 LOOK_S, SELDOM_S = 1.0, 4.0
-"""Intervals of the check: SELDOM_S while both streams are filled to less than half of LOOK_AT."""
+"""Intervals of the check: SELDOM_S while both streams are filled to at most half of LOOK_AT."""
 POINTS, AT_ONCE = 50, 4
-"""The number of sampled positions in a stream, and of messages that are read at each position."""
+"""The number of sampled positions in a stream, and of messages read at each position."""
 EVENTS, STATUSES = "virtbus.evt", "$KV.st"
-"""The subjects that are trimmed. The newest events stay. No status stays, because the agent writes
-each status again with its next change."""
+"""The subjects that are trimmed. The newest events of a node stay. All its statuses are removed,
+because the agent writes each status again with its next change."""
 
 
 class StreamTrimmer:
-    """Checks both streams repeatedly."""
+    """Trims nodes that exceed their share of the streams of events and statuses."""
 
     def __init__(self, bus: Bus, events: FleetEvents, nodes: Callable[[], int]) -> None:
         """`nodes` returns the number of nodes."""
@@ -33,7 +33,6 @@ class StreamTrimmer:
         self._nodes = nodes
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Run until cancelled."""
         while True:
             fullest = 0.0
             for prefix in (STATUSES, EVENTS):
@@ -44,7 +43,7 @@ class StreamTrimmer:
             await asyncio.sleep(LOOK_S if fullest > LOOK_AT / 2 else SELDOM_S)
 
     async def look(self, prefix: str, tenure: LeaderTerm) -> float:
-        """Trim nodes that exceed their share of one stream; return the stream's fill, 0 to 1."""
+        """Trim nodes that exceed their share of a stream; return the stream's fill, 0 to 1."""
         extent = await self._bus.extent(f"{prefix}.>")
         fill = extent.bytes / extent.max_bytes if extent.max_bytes > 0 else 0.0
         if fill < LOOK_AT:
@@ -69,6 +68,6 @@ class StreamTrimmer:
         )
         log.error("node %s: %s", one.node, message, extra={"code": "node_floods"})
         await self._bus.trim(f"{prefix}.{one.node}.>", keep=keep)
-        if is_id(one.node):  # emitted each time, because the trim may remove earlier ones
+        if is_id(one.node):  # emit at each trim: a trim may remove the events of earlier trims
             again = self._bus.sources.uuid7()
             self._events.node(EventKind.NODE_TRIMMED, one.node, message, again)

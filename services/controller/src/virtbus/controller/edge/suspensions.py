@@ -1,7 +1,7 @@
-"""Notices that this process was suspended, and finds the requests that waited meanwhile.
+"""Detects suspensions of this process, and the requests that waited during a suspension.
 
 Such a request looks new, because the process reads it only after the suspension. Another controller
-may have answered its client meanwhile. So a late create would make a VM that no client wants any
+may have answered the client meanwhile. A late create would then make a VM that no client wants any
 more (F41).
 """
 
@@ -15,7 +15,7 @@ from virtbus.schemas import subjects
 
 LOOK_S = 1.0
 STALL_S = 2.0
-"""If a look is late by more than this, the process was suspended, and messages are unread."""
+"""A look that is later than this shows that the process was suspended: messages may be unread."""
 
 
 class Suspensions:
@@ -25,10 +25,9 @@ class Suspensions:
         self._bus = bus
         self._looked_s = math.inf
         self._unread_until_s = -math.inf
-        """Requests that were received until this time may have waited."""
+        """Requests received until this time (loop's) may have waited; inf while some are unread."""
 
     async def run(self) -> None:
-        """Look at the clock each second; never returns by itself."""
         loop = asyncio.get_running_loop()
         while True:
             self._looked_s = loop.time()
@@ -39,7 +38,7 @@ class Suspensions:
                 self._unread_until_s = loop.time()
 
     def waited(self, request: Request) -> bool:
-        """Return True for a request that may have waited while the process was suspended."""
+        """Return True for a request that may have waited during a suspension."""
         late = self._late(asyncio.get_running_loop().time())
         return late or request.received_s <= self._unread_until_s
 
@@ -47,7 +46,7 @@ class Suspensions:
         return now_s - self._looked_s > LOOK_S + STALL_S
 
     async def _read_all(self) -> None:
-        """Wait for any answer: it comes after all messages that waited in the connection."""
+        """Wait for an answer of the bus, which comes after all messages in the connection."""
         while True:
             try:
                 await self._bus.get(subjects.lease(ROLE))

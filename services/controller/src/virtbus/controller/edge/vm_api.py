@@ -158,7 +158,7 @@ class VmApi:
     async def _with_networks(self, before: VmRecord, record: VmRecord) -> VmRecord:
         """Return an updated record with its network objects.
 
-        Networks and directories that the VM cannot use are refused.
+        Raises VirtbusError for networks and directories that the VM cannot use.
         """
         spec, targets = record.spec, record.network_targets
         offers = [seen.record for seen in self._fleet.nodes.values()]
@@ -174,7 +174,7 @@ class VmApi:
         return record.model_copy(update={"network_targets": targets})
 
     async def _with_addresses(self, held: StoredVm, record: VmRecord, until_s: float) -> StoredVm:
-        """Commit an update with the addresses of added interfaces; after a refusal, free them."""
+        """Claim addresses for added interfaces, and commit; release the claims after a refusal."""
         if record.spec.networks == held.record.spec.networks:
             return await self._replace(held, record, until_s)
         async with in_time(until_s):
@@ -186,10 +186,11 @@ class VmApi:
             raise
 
     async def _replace(self, held: StoredVm, record: VmRecord, until_s: float) -> StoredVm:
-        """Commit an update; after `until_s`, refuse an update that adds network objects.
+        """Commit an update.
 
-        If it adds network objects, take back delete marks of its networks afterwards. If such a
-        network was removed meanwhile, revert the update and raise 409.
+        An update that adds network objects is refused after `until_s`. After its commit, it takes
+        back the delete marks of its networks. If such a network was removed meanwhile, the update
+        is reverted, and 409 is raised.
         """
         if not record.network_targets.keys() - held.record.network_targets.keys():
             return await self._commits.replace(held, record)
@@ -217,7 +218,7 @@ class VmApi:
         return await self.change(want, begin, request)
 
     def _check_move(self, record: VmRecord, want: VmMove) -> None:
-        """Raise 409 if the VM cannot leave its node, 429 if no other node can take it."""
+        """Raise 409 if the VM cannot leave its node, 429 if no other node has room for it."""
         now_s = asyncio.get_running_loop().time()
         node = record.node
         if node == UNPLACED:
@@ -263,9 +264,9 @@ class VmApi:
     async def change(
         self, ref: VmRef, change: Callable[[VmRecord], VmRecord], request: Request
     ) -> VmView:
-        """Apply a change under concurrency, retrying lost races.
+        """Apply a change by CAS, with retries; return the VM.
 
-        A request may arrive twice, and late. It acts only once, and never after its deadline.
+        A request acts only once, even if it arrives twice, and never after its deadline.
         """
         held = await self.find(ref, request.account)
         for _ in range(ATTEMPTS):
@@ -301,13 +302,13 @@ class VmApi:
 
     # --- shared ---------------------------------------------------------------------------
     async def find(self, ref: VmRef, account: str) -> StoredVm:
-        """Return the record, read from the stream's leader, because changes must not use a cache.
+        """Read the record from the stream's leader: a change must not start from the cache.
 
         Raises:
             VirtbusError:
                 400: the request has neither a name nor a uid.
-                422 `unreadable`: the record, or the claim of the name, cannot be read.
-                404: there is no such VM.
+                422 `unreadable`: the record, or the claim of the name, is unreadable.
+                404: the VM does not exist.
                 409 `not_its_name`: the uid belongs to a VM of another name.
                 403: `account` is a bridge that did not create the VM (`not_owner`).
         """
@@ -317,8 +318,7 @@ class VmApi:
         uid = ref.uid or cached
         held = await self._commits.latest(uid) if uid is not None else None
         if held is None and ref.uid is None and ref.name is not None:
-            # The cache has no VM of that name, or one that was deleted. The claim names the
-            # current VM.
+            # The cache has no VM of that name, or a deleted VM. The claim names the current VM.
             uid = await self._commits.holder(ref.namespace, ref.name)
             held = await self._commits.latest(uid) if uid not in {None, cached} else None
         if held is None:
@@ -328,11 +328,11 @@ class VmApi:
         return held
 
     def _check_room(self, before: VmRecord, after: VmRecord) -> None:
-        """Raise 422 or 429 if a start, or more CPUs or memory, would not fit on the VM's node."""
+        """Raise 422 or 429 if a start, more CPUs or more memory exceed the node's capacity."""
         if after.ending or not takes_room(after) or after.node not in self._fleet.nodes:
             return
         if after.reserved:
-            return  # `Reservations.write` checks it
+            return  # `Reservations.write` checks the room of reserved VMs
         own, want = demand_of_vm(before), demand_of_vm(after)
         if takes_room(before) and own == want:
             return
@@ -351,12 +351,11 @@ class VmApi:
             raise no_room(after.node, why)
 
     def _apply(self, held: StoredVm) -> None:
-        """Apply a write to the cache before the watch delivers it, for the next placements."""
+        """Apply a write to the cache at once: the next placements must not wait for the watch."""
         if self._fleet.apply(held):
             self._watches.changed(held.record.uid)
 
     def show(self, held: StoredVm) -> VmView:
-        """Return the VM as the API shows it."""
         return self._fleet.show_held(held, asyncio.get_running_loop().time())
 
 
@@ -376,14 +375,14 @@ def _check_named(ref: VmRef, record: VmRecord) -> None:
 
 
 def not_found(ref: VmRef) -> VirtbusError:
-    """Return 404 with the requested name."""
+    """Return the error 404 with the requested uid or name."""
     what = f"uid {ref.uid}" if ref.uid else f"named {ref.name} in namespace {ref.namespace}"
     message = f"there is no VM {what}; `virtbus vm list` shows what there is"
     return VirtbusError(Code.NOT_FOUND, "vm_not_found", message)
 
 
 def _place(key: str) -> tuple[str, ...]:
-    """Return namespace, name and uid in the key of a list's `continue`."""
+    """Return namespace, name and uid from the key in a list's `continue`."""
     place = tuple(key.split("/"))
     if len(place) != 3:
         raise pages.bad_continue()

@@ -16,12 +16,12 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 ANSWER_S = 1.0
-"""Part of a request's time that is kept for the controller's answer. The agent gets at least as
-much."""
+"""Time before the deadline that is reserved for the controller's answer. It is also the least time
+limit for the agent."""
 
 
 class VmCommands:
-    """The handlers. Nothing is stored: the node acts within the request's time, or never."""
+    """The handlers of commands. The bus stores nothing: the agent acts at once or never."""
 
     def __init__(self, bus: Bus, vms: VmApi) -> None:
         self._bus = bus
@@ -58,7 +58,7 @@ class VmCommands:
         return self._vms.show(held)
 
     async def _placed(self, want: VmCommand, request: Request) -> StoredVm:
-        """Return the VM; raise 409 `moved` if it has no node, or another epoch than requested."""
+        """Return the VM; raise 409 `moved` if it has no node, or not the requested epoch."""
         held = await self._vms.find(want, request.account)
         record = held.record
         if want.epoch not in {None, record.epoch} or record.node == UNPLACED:
@@ -71,7 +71,7 @@ class VmCommands:
     async def _ask(
         self, record: VmRecord, verb: str, asked: GuestCommand | GuestFreeze, request: Request
     ) -> None:
-        """Send a request to the VM's agent; raise VirtbusError if it is refused or unanswered."""
+        """Send a request to the VM's agent; raise VirtbusError for a refusal or no answer."""
         left_s = request.deadline_s - asyncio.get_running_loop().time() - ANSWER_S
         endpoint = "command" if isinstance(asked, GuestCommand) else "freeze"
         try:

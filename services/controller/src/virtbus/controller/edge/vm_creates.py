@@ -55,12 +55,12 @@ from virtbus.schemas.volume import VolumeRecord
 log = logging.getLogger(__name__)
 
 NODES_TRIED = 8
-"""Limit of nodes on which a VM with reserved resources is tried before it waits. Each full node
-costs a round trip."""
+"""Limit of nodes that are tried for a VM with reserved resources, before the VM waits without a
+node. Each full node costs a round trip."""
 
 
 class CreateRules(NamedTuple):
-    """The rules by which creates are decided. With `strict`, every VM gets reserved resources."""
+    """The rules for creates. With `strict`, all VMs except those of kubelet reserve resources."""
 
     addresses: Quota
     templates: VolumeTemplates
@@ -69,7 +69,7 @@ class CreateRules(NamedTuple):
 
 
 class VmCreates:
-    """Makes VMs. Any controller may make any VM; of concurrent creates of a VM, one commits."""
+    """Creates VMs. If several controllers create the same VM concurrently, one commits."""
 
     def __init__(
         self,
@@ -94,7 +94,10 @@ class VmCreates:
         self._all_strict = rules.strict
 
     async def create(self, request: Request) -> tuple[Committed, tuple[Detail, ...]]:
-        """Admit, place and commit a VM; return it with warnings; raises VirtbusError, BusError."""
+        """Admit, place and commit a VM; return the VM and warnings.
+
+        Raises VirtbusError, BusError.
+        """
         admitted = admit(request.data, self._bus.sources.uuid7())
         self._check_home(node_of(request.account), admitted)
         with tracing.span("virtbus create vm", uid=admitted.uid, parent=request.traceparent):
@@ -117,7 +120,7 @@ class VmCreates:
                 if known is None
                 else ((known.record.node,), "")
             )
-            # after the deadline, another controller may have answered a repeat differently
+            # no commit after the deadline: another controller may have answered a repeat
             deadline_s = min(request.deadline_s, until_s) if record.network_targets else None
             async with in_time(deadline_s or request.deadline_s):
                 committed = await self._commit(record, nodes, admitted, holders)
@@ -131,7 +134,8 @@ class VmCreates:
     def _check_home(self, node: str, admitted: AdmittedVm) -> None:
         """Raise 403 if the container runtime of `node` would create a VM on another node.
 
-        `node` is empty for all other accounts. They get 403 for a VM with devices of a node.
+        `node` is "" for accounts that are no container runtime. For these, raise 403 for a VM with
+        devices of a node.
         """
         check_devices(node, admitted.spec)
         seen = self._fleet.nodes.get(node)
@@ -144,7 +148,7 @@ class VmCreates:
         return record.model_copy(update={"image_targets": targets}) if targets else record
 
     async def with_new_images(self, record: VmRecord, before: VmRecord) -> VmRecord:
-        """Return a changed record with the targets of new image names; raises as `with_targets`."""
+        """Add the targets of new image names to a changed record; raises as `with_targets`."""
         had = {volume.image_ref for volume in before.spec.volumes}
         new = tuple(one for one in record.spec.volumes if one.image_ref not in had)
         if not new:
@@ -154,14 +158,14 @@ class VmCreates:
         return mutations.with_targets(record, before, found)
 
     async def _bare(self, record: VmRecord) -> StoredVm | None:
-        """Return the VM without disks that gets its disks by this create; None if there is none."""
+        """Return the VM without disks to which this create adds disks, or None (ADR 0059)."""
         held = await self._commits.latest(record.uid) if bare_vms.brings_disks(record) else None
         return held if held is not None and bare_vms.is_bare(held.record) else None
 
     async def _complete(self, bare: StoredVm, wanted: VmRecord, admitted: AdmittedVm) -> Committed:
-        """Give a VM its disks; raises VirtbusError 409 `uid_taken` if the uid is another VM's.
+        """Add the disks to a VM; raises VirtbusError 409 `uid_taken` if the uid is another VM's.
 
-        If two such creates race, one is refused.
+        If two such creates race, one of them gets 503 `contended`.
         """
         record = bare_vms.completed(bare.record, wanted)
         if record is None:
@@ -187,8 +191,8 @@ class VmCreates:
     async def _with_secrets(self, bare: StoredVm, body: bytes) -> StoredVm:
         """Store the secrets of a second create, before its record; return the bare VM.
 
-        Other secrets there may be those of a concurrent create. So the bare VM is first written
-        again, unchanged: the other create can then no longer commit its record.
+        Other stored secrets may belong to a concurrent create. In this case the bare VM is first
+        written unchanged, so that the record of the concurrent create conflicts.
 
         Raises ConflictError if the VM or its secrets changed meanwhile.
         """
@@ -206,9 +210,9 @@ class VmCreates:
         return record.model_copy(update={"network_targets": targets}) if targets else record
 
     async def _keep_networks(self, committed: Committed) -> None:
-        """Revert deletes of a new VM's networks that began during the create (ADR 0055).
+        """Take back the delete marks that a new VM's networks got during the create (ADR 0055).
 
-        If a network was removed during the create, delete the VM and raise 409.
+        If a network was removed during the create, delete the VM, and raise 409.
         """
         record = committed.held.record
         if not committed.created or not record.network_targets:
@@ -223,7 +227,7 @@ class VmCreates:
     async def _with_volumes(
         self, record: VmRecord, holders: VolumeHolders
     ) -> tuple[VmRecord, Home | None]:
-        """Return the record with the volumes that its spec names, and the volumes' node."""
+        """Return the record with the volumes that its spec names, and the volumes' home."""
         if not wanted_volumes(record.spec):
             return record, None
         known = self._fleet.vms.get(record.uid)
@@ -235,9 +239,9 @@ class VmCreates:
     async def _of_origin(
         self, record: VmRecord, home: Home | None, admitted: AdmittedVm, request: Request
     ) -> tuple[VmRecord, Home, AdmittedVm]:
-        """Return the record of a clone, its home, and the request with the secrets of its source.
+        """Return the record of a clone, its home, and the request with its source's secrets.
 
-        The source is the VM of the snapshot that the clone begins with.
+        The source is the VM whose snapshot the clone starts from.
         """
         ask = SnapshotAsk(name=admitted.origin or "", namespace=admitted.namespace)
         held = await self._snapshots.latest(ask.namespace, ask.name)
@@ -272,10 +276,9 @@ class VmCreates:
         admitted: AdmittedVm,
         holders: VolumeHolders,
     ) -> Committed:
-        """Claim the addresses, and commit; after a refusal, free them.
+        """Claim addresses, and commit the VM; after a refusal, release the claims.
 
-        If this create is slow, another VM may take the chosen address. Then the create chooses
-        another address.
+        If another VM has taken a chosen address before the commit, choose another address.
         """
         commits = Commits(self._bus, self._fleet, holders)
         known = self._fleet.vms.get(record.uid)
@@ -299,7 +302,7 @@ class VmCreates:
     async def _place(
         self, record: VmRecord, nodes: Sequence[str], admitted: AdmittedVm, commits: Commits
     ) -> Committed:
-        """Commit on the first node with capacity; if all are full, the VM waits without a node."""
+        """Commit the VM on the first node with room; without any, commit it without a node."""
         claimed = addresses_of(record)
         for node in nodes[:NODES_TRIED]:
             try:
@@ -311,7 +314,7 @@ class VmCreates:
         return await commits.create(waits, admitted.secrets, claimed)
 
     def _strict(self, admitted: AdmittedVm) -> bool:
-        """Return True if the VM, or this controller's settings, request reserved resources."""
+        """Return True if the VM or this controller's settings request reserved resources."""
         rules = admitted.spec.placement
         return self._all_strict or (rules is not None and rules.overcommit is Overcommit.STRICT)
 
@@ -336,12 +339,12 @@ class VmCreates:
     def _choose(
         self, record: VmRecord, admitted: AdmittedVm, home: Home | None
     ) -> tuple[Sequence[str], str]:
-        """Return the nodes that can take the VM, the best first, and a text for the event.
+        """Return the nodes that have room for the VM, the best first, and a text for the event.
 
-        Unless the VM is `reserved`, at most one node is returned.
+        For a VM that is not `reserved`, the list has at most the best node.
 
         Raises:
-            VirtbusError: 422: no node could ever take the VM. The errors of `check_networks`,
+            VirtbusError: 422: no node could ever run the VM. Also the errors of `check_networks`,
                 `check_directories` and `refuse_unknown`.
         """
         spec, strict = admitted.spec, record.reserved

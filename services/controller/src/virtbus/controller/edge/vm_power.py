@@ -12,7 +12,7 @@ from virtbus.schemas.wire import validate
 
 
 class VmPower:
-    """The handlers. Each one changes the VM's record, and the VM's agent acts on the change."""
+    """The handlers of power changes. Each changes the VM's record; the VM's agent acts on it."""
 
     def __init__(self, vms: VmApi, fleet: Fleet) -> None:
         self._vms = vms

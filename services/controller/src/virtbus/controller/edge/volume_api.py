@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def _is_prepared(record: VolumeRecord) -> bool:
-    """Return True if an operation prepares the volume, even if the volume has no source."""
+    """Return True if an operation must prepare the volume, also a volume without a source."""
     return record.pool_kind in ON_DEVICES
 
 
@@ -101,10 +101,10 @@ class VolumeApi:
     async def planned(
         self, record: VolumeRecord, account: str, *, new: bool = True
     ) -> VolumeRecord:
-        """Return a volume with the kind of its pool, and with the copy that fills it.
+        """Return a volume with the kind of its pool, and with the fill from its source.
 
         Raises:
-            VirtbusError: the volume's pool, source or size does not permit it.
+            VirtbusError: the volume's pool, source or size is not possible.
         """
         pools = self._fleet.pools
         if new:
@@ -117,7 +117,7 @@ class VolumeApi:
         return record
 
     async def adopt(self, request: Request) -> VolumeView:
-        """Write the record of a volume whose data is on a node. The request gives name and node."""
+        """Write the record of a volume that has data on the requested node, but no record."""
         want = validate(VolumeAdopt, request.data)
         node = self.node(want.node)
         ref = await self._orphans.find(want)
@@ -132,12 +132,12 @@ class VolumeApi:
         return self.show(held)
 
     async def _target(self, want: VolumeCreate) -> ImageTarget | None:
-        """Return the target of the volume's image name, if the bus has that name."""
+        """Return the target of the volume's image name; None if the bus lacks that name."""
         ref = want.spec.source.image
         return await self._images.of_ref(ref, want.namespace) if ref else None
 
     def node(self, node: str | None) -> str:
-        """Return the requested node, empty if none is requested; raise 404 if it is not known."""
+        """Return the requested node, "" for None; raise 404 for an unknown node."""
         if node is not None and not self._fleet.has_node(node):
             raise node_not_found(node)
         return node or ""
@@ -169,7 +169,7 @@ class VolumeApi:
         return self.show(await self._change(want, change, EventKind.VOLUME_UPDATED, request))
 
     async def fill(self, request: Request) -> VolumeView:
-        """Copy the content of a volume again, by another operation."""
+        """Fill a volume again, by a new operation."""
         want = validate(VolumeFillAgain, request.data)
         self._fills.refuse_more(want.namespace)
         operation = self._sources.uuid7()
@@ -182,9 +182,9 @@ class VolumeApi:
         return self.show(held)
 
     async def delete(self, request: Request) -> VolumeView:
-        """Mark a volume as deleting, and remove it at once if no node has its data.
+        """Mark a volume as deleting; purge its record at once if no node has its data.
 
-        Otherwise the record is removed after the node has removed the data.
+        If a node has the data, the record is purged after the node has removed the data.
         """
         want = validate(VolumeDelete, request.data)
         change, kind = volume_changes.deleting, EventKind.VOLUME_DELETING
@@ -199,7 +199,7 @@ class VolumeApi:
     async def _mend(
         self, want: VolumeDelete, error: UnreadableValueError, request: Request
     ) -> StoredVolume:
-        """Replace an unreadable record by one that marks the volume as deleting."""
+        """Replace an unreadable record by a record that marks the volume as deleting."""
         known = self._fleet.volumes.get(want.namespace, want.name)
         check_owner(request.account, known.record.owner if known else "")
         last = known.record if known else None
@@ -212,9 +212,9 @@ class VolumeApi:
     def last_readable(
         self, want: VolumeAsk, error: UnreadableValueError, account: str
     ) -> StoredVolume:
-        """Return the last readable record, to be written in place of the unreadable one.
+        """Return the cached last readable record, with the revision of the unreadable record.
 
-        Raises `error` if there is no such record, or if a newer version wrote the unreadable one.
+        Raises `error` without a cached record, or if a newer virtbus wrote the unreadable record.
         Raises 403 `not_owner` if the account may not use the volume.
         """
         known = self._fleet.volumes.get(want.namespace, want.name)
@@ -224,7 +224,7 @@ class VolumeApi:
         return StoredVolume(known.record, error.found.revision)
 
     def _users(self, volume: VolumeAsk | VolumeRecord, uid: str | None) -> Sequence[VmRecord]:
-        """Return the VMs whose records name the volume with this uid; None stands for any uid."""
+        """Return the VMs whose records name the volume with this uid (None: with any uid)."""
         return [
             vm.record
             for vm in self._fleet.vms.values()
@@ -249,7 +249,6 @@ class VolumeApi:
         kind: EventKind,
         request: Request,
     ) -> StoredVolume:
-        """Apply a change under concurrency, once for each request id."""
         held, changed = await self._writes.change(
             lambda: self.find(want, request.account), change, request
         )
@@ -263,9 +262,9 @@ class VolumeApi:
 
         Raises:
             VirtbusError:
-                404: there is no such volume.
-                403: the account may not use it.
-                409: it has another uid than the requested one.
+                404: the volume does not exist.
+                403: the account may not use the volume.
+                409: the volume's uid differs from the requested uid.
         """
         held = await self._writes.latest(want.namespace, want.name)
         if held is None:
@@ -275,14 +274,12 @@ class VolumeApi:
         return held
 
     def tell(self, kind: EventKind, held: StoredVolume, message: str) -> None:
-        """Apply a change to the cache; log it and emit its event."""
         self._fleet.volumes.apply(held)
         self._events.named(kind, held.record, held.revision, message)
         extra = {"code": str(kind).replace(".", "_"), "uid": held.record.uid}
         log.info("%s %s/%s", kind, held.record.namespace, held.record.name, extra=extra)
 
     def show(self, held: StoredVolume) -> VolumeView:
-        """Return the volume as the API shows it."""
         record, message, holders = held.record, self._waits(held.record), []
         for uid in record.holders:
             since_ns = record.holds[uid].since_ns if uid in record.holds else record.held_since_ns
@@ -297,7 +294,7 @@ class VolumeApi:
         return volume_changes.shown(held, holders, message)
 
     def _waits(self, record: VolumeRecord) -> str:
-        """Return why a copy, the end of a hold or the removal of data waits; empty if none does."""
+        """Return the progress of a copy or move, or why a hold or a delete waits; "" for none."""
         if not record.deleting and not record.lost and (copying := self._fills.progress(record)):
             return copying
         if moving := volume_moves.shown(record, self._fills.moving(record)):

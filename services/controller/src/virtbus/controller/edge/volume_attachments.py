@@ -1,4 +1,4 @@
-"""Handles attach, detach and growth of volumes: one batch changes the VM and the volume."""
+"""Handles attach, detach and growth of volumes; one batch changes the VM and the volume."""
 
 import logging
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ ASK_GUEST_S = 2.0
 
 
 class VolumeAttachments:
-    """The handlers. Each changes the VM's record, and the VM's agent changes the running guest."""
+    """The handlers. Each changes the VM's record; the VM's agent then changes the running guest."""
 
     def __init__(self, bus: Bus, fleet: Fleet, vms: VmApi, volumes: VolumeApi) -> None:
         self._bus = bus
@@ -102,15 +102,15 @@ class VolumeAttachments:
     async def _holder(
         self, want: VolumeDetach, record: VolumeRecord, account: str
     ) -> StoredVm | None:
-        """Return the holder that gives up the volume.
+        """Return the VM that must release the volume.
 
-        Return None if the volume is shared, and the named VM does not hold it.
+        Return None if the volume is shared, and the requested VM does not hold it.
 
         Raises:
             VirtbusError:
-                404: there is no such VM.
-                409 `several_holders`: several VMs hold the volume, and the request names none.
-                409 `not_its_holder`: another VM than the named one holds the volume.
+                404: the VM does not exist.
+                409 `several_holders`: several VMs hold the volume, and the request names no VM.
+                409 `not_its_holder`: the holder is not the requested VM.
         """
         if record.spec.is_shared and want.vm is not None:
             of_vm = VmRef(name=want.vm, namespace=want.namespace)
@@ -153,9 +153,9 @@ class VolumeAttachments:
         return (await self._vms.find(VmRef(uid=vm), "")).record.volume_refs.values()
 
     async def _refuse_mounted(self, vm: VmRecord, volume: VolumeRecord, deadline_s: float) -> None:
-        """Raise 409 if the guest agent says that file systems of the volume are mounted.
+        """Raise 409 if the guest agent reports mounted file systems of the volume.
 
-        If the guest gives no answer, the check passes.
+        Without an answer of the guest agent, the detach continues.
         """
         names = disks_of(vm, ref_of(volume)) - vm.detaching.keys()
         if not names or vm.node == UNPLACED or is_off(vm, self._fleet.last_status(vm)):
@@ -172,12 +172,12 @@ class VolumeAttachments:
         refuse_mounted(vm, volume, info, names)
 
     async def _end_hold(self, held: StoredVolume, vm: str) -> None:
-        """End the hold of a VM without a record, because a person says that it has no guest.
+        """End the hold of a VM without a record, after a person confirmed that its guest is gone.
 
         Raises:
             VirtbusError:
                 409 `not_its_holder`: the VM does not hold the volume.
-                409 `not_gone`: the VM has a record, or a node has the VM without a record.
+                409 `not_gone`: the VM has a record, or a node holds the VM without a record.
                 503 `contended`: the volume changed meanwhile.
         """
         record, node = held.record, self._fleet.holding.node_of(vm)
@@ -195,7 +195,7 @@ class VolumeAttachments:
             raise contended(f"the volume {record.name}") from None
 
     async def _answer(self, want: VolumeAsk, request: Request, message: str) -> VolumeView:
-        """Return the volume after the change, and emit its event."""
+        """Read the volume after the change, emit its event, and return it."""
         held: StoredVolume = await self._volumes.find(want, request.account)
         self._volumes.tell(EventKind.VOLUME_UPDATED, held, message)
         return self._volumes.show(held)

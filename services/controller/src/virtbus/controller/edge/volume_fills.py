@@ -1,7 +1,7 @@
-"""Begins the operations that fill volumes, and records their ends (ADR 0053).
+"""Begins the operations that fill volumes, and stores their results (ADR 0053).
 
-The volume's record is written first, with the id of its operation. If a crash follows before the
-operation is written, the volume stays Filling, and the leader writes the operation.
+A create writes the volume's record, which names the operation, and then the operation. After a
+crash in between, the volume is Filling without an operation, and the leader writes the operation.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 2.0
 SETTLE_S = 0.1
-"""Delay after `wake`, so that one round handles concurrent changes."""
+"""Delay after `wake`, so that one round handles simultaneous changes."""
 GONE = frozenset({"deleted", "id_taken"})
 
 
 class VolumeFills:
-    """Plans and begins the copies into volumes, and stores their results."""
+    """Plans and begins the fills of volumes, and stores their results."""
 
     def __init__(
         self, bus: Bus, fleet: Fleet, events: FleetEvents, room: OperationRoom, vms: VmApi
@@ -61,17 +61,16 @@ class VolumeFills:
 
     # --- requests ---------------------------------------------------------------------------
     async def planned(self, record: VolumeRecord, account: str) -> VolumeRecord:
-        """Return a new volume with its fill. A volume that exists keeps its stored fill and node.
+        """Return a new volume with its fill; an existing volume keeps its stored fill and node.
 
         Raises:
             VirtbusError: 404: the source does not exist. 403: the account may not use the source.
-                429 `operation_quota`: there are too many operations. The errors of `create_step`,
-                `exports.of_vm`, `resting.running_holder`, and the functions of
-                `core.volume_fills` that are called here.
+                429 `operation_quota`: too many operations are open. Also the errors of
+                `create_step`, `exports.of_vm`, `resting.running_holder` and `core.volume_fills`.
         """
         there = await self._volumes.latest(record.namespace, record.name)
         if there is not None:
-            create_step(there.record, "", record)  # raises if it is another volume
+            create_step(there.record, "", record)  # raises if the name belongs to another volume
             known = there.record
             return record.model_copy(
                 update={"fill": known.fill, "node": known.node, "bound": known.bound}
@@ -79,7 +78,7 @@ class VolumeFills:
         self._room.refuse_more(record.namespace)
         operation, wanted = self._sources.uuid7(), record.spec.source
         if wanted.backup is not None:
-            check_owner(account, "")  # the owner is unknown, so no account of a bridge passes
+            check_owner(account, "")  # a backup's owner is unknown: refuse accounts of bridges
             return volume_fills.of_backup(record, operation)
         if wanted.vm is not None:
             return volume_fills.of_vm(record, await self._disk_of(record, account), operation)
@@ -100,7 +99,7 @@ class VolumeFills:
         return volume_fills.of_volume(record, source.record, operation, running)
 
     async def _disk_of(self, record: VolumeRecord, account: str) -> dict[str, object]:
-        """Return the VM's disk that the volume copies, as `exports.of_vm` describes it."""
+        """Return the fields of `exports.of_vm` for the VM's disk that the volume copies."""
         source = record.spec.source
         ask = OperationExport(namespace=record.namespace, vm=source.vm, disk=source.disk)
         held = await self._vms.find(VmRef(name=source.vm, namespace=record.namespace), account)
@@ -122,15 +121,14 @@ class VolumeFills:
         return volume_fills.node_for(able, record.spec.source.image or "", record.spec.size)
 
     def refuse_more(self, namespace: str) -> None:
-        """Raise 429 as `OperationRoom.refuse_more`."""
         self._room.refuse_more(namespace)
 
     async def begin(self, held: StoredVolume) -> None:
-        """Write the operation of a volume that is Filling, unless it exists.
+        """Write the operation of a volume that is Filling, if it does not exist.
 
         Raises:
             VirtbusError: 410 `deleted`: the operation was removed. 409 `id_taken`: another
-                operation has its id.
+                operation has the id.
             BusError: the operation was not written, or the outcome is unknown.
         """
         record, fill = held.record, held.record.fill
@@ -153,18 +151,18 @@ class VolumeFills:
             await self._operations.cancel(operation.id)
 
     async def begin_soon(self, held: StoredVolume) -> None:
-        """Do as `begin`, without its errors: after an error, the leader writes the operation."""
+        """Call `begin` and ignore its errors: after an error, the leader writes the operation."""
         with suppress(BusError, VirtbusError):
             await self.begin(held)
 
     def progress(self, record: VolumeRecord) -> str:
-        """Return the progress of a volume's copy, or its failure; empty without an open copy."""
+        """Return the progress of a volume's fill, or its failure; "" without an open fill."""
         known = self._fleet.operations.of_id(record.fill.operation) if record.fill else None
         status = self._fleet.operations.status_of(known.record).status if known else None
         return volume_fills.progress(record, status)
 
     def moving(self, record: VolumeRecord) -> str:
-        """Return the progress of the operations of a volume's move; empty without a move."""
+        """Return the progress of the operations of a volume's move; "" without a move."""
         if record.move is None:
             return ""
         for id_ in (record.move.fill, record.move.export):
@@ -176,12 +174,12 @@ class VolumeFills:
 
     # --- the leader -------------------------------------------------------------------------
     def wake(self) -> None:
-        """Start a round: an operation may have ended."""
+        """Start a round if a volume is Filling: its operation may have ended."""
         if self._fleet.volumes.filling:
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Write missing operations, and store the ends of others, while the lease is held."""
+        """Write missing operations, and store results of others, while the fleet lease is held."""
         while True:
             for key in sorted(self._fleet.volumes.filling):
                 tenure.check()

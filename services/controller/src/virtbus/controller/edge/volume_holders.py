@@ -1,4 +1,4 @@
-"""Makes the writes that set and clear holders of volumes, for the batch of a VM's record."""
+"""Returns the writes that set and clear holders of volumes, for the batch with a VM's record."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -40,9 +40,9 @@ NO_VOLUMES: Mapping[str, VolumeRecord] = MappingProxyType({})
 
 
 class Resolved(NamedTuple):
-    """The volumes that a VM's spec names, by disk, and the node that has all of them.
+    """The volumes that a VM's spec names, by disk, and the node that has all of these volumes.
 
-    `home` is None without volumes.
+    `home` is None if the spec names no volume.
     """
 
     refs: dict[str, VolumeRef]
@@ -53,9 +53,9 @@ class VolumeHolders:
     """Reads volumes from the stream's leader, and returns the writes that change their holders.
 
     `made` has, by name, the volumes that a VM's create writes in the same batch as the VM.
-    With `living`, a VM begins to hold a volume only if no host contradicts the bus about the
-    volume. `moved` has, by folder, volumes whose data has moved: the record to write, and the
-    revision at which the former record was read.
+    With `living`, a hold is refused if a host contradicts the bus about the volume. `moved` has, by
+    folder, the volumes whose data has moved: each with the record to write, and the revision of the
+    former record.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class VolumeHolders:
 
         Raises:
             VirtbusError: 403 `not_owner`: the VM's owner may not use a volume of another owner.
-                422 `unreadable`: a volume's record cannot be read. The errors of `refuse_hold`,
-                `refuse_buffered` and `home_of`.
+                422 `unreadable`: a volume's record is unreadable. Also the errors of
+                `refuse_hold`, `refuse_buffered` and `home_of`.
         """
         found: dict[str, VolumeRecord] = {}
         for disk, name in wanted_volumes(vm.spec).items():
@@ -95,8 +95,8 @@ class VolumeHolders:
     async def writes(self, before: VmRecord | None, after: VmRecord | None) -> list[Write]:
         """Return the writes of volumes that belong to a change of a VM's record.
 
-        Each write expects the revision that was read. So the batch fails if a volume changes
-        meanwhile.
+        Each write expects the revision that was read: if a volume changes meanwhile, the batch
+        fails.
         """
         old = before.volume_refs if before is not None else {}
         new = after.volume_refs if after is not None else {}
@@ -127,10 +127,10 @@ class VolumeHolders:
         return _write(record, moved.revision)
 
     async def _free(self, ref: VolumeRef, vm: str, *, ended: bool) -> Write | None:
-        """Return the write that ends the VM's hold. A hold in an unreadable record stays.
+        """Return the write that ends the VM's hold; None if no write is needed or possible.
 
-        So a volume with an unreadable record does not delay the end of its VM. `volume.detach` with
-        `gone` repairs the record.
+        A hold in an unreadable record stays, so that the volume does not delay the end of its VM.
+        `volume.detach` with `gone` repairs the record.
         """
         try:
             there = await self._read(ref.namespace, ref.name)
@@ -163,9 +163,9 @@ class VolumeHolders:
 
 
 def _taken(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
-    """Return the volumes that the VM begins to hold, and those whose hold changes with its node.
+    """Return the volumes that the VM begins to hold, or whose hold changes with the VM's node.
 
-    A VM that loses its node changes only the holds of volumes on servers.
+    If the VM loses its node, only the holds of volumes on servers change.
     """
     had = {ref.folder for ref in before.volume_refs.values()} if before is not None else set()
     moved = before is not None and after.node != before.node
@@ -178,7 +178,7 @@ def _taken(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
 
 
 def _larger(before: VmRecord | None, after: VmRecord) -> Iterable[VolumeRef]:
-    """Return the volumes that the VM keeps, at a larger size."""
+    """Return the kept volumes whose size has grown."""
     had = {} if before is None else {ref.folder: ref for ref in before.volume_refs.values()}
     return [
         ref

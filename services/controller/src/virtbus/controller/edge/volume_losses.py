@@ -20,7 +20,7 @@ SHOWN = 20
 class VolumeLosses:
     """Marks volumes and snapshots as lost.
 
-    A node is not forgotten until a request names each volume and snapshot that has data there.
+    `node.forget` must name each volume and snapshot that has data on the node.
     """
 
     def __init__(self, bus: Bus, fleet: Fleet) -> None:
@@ -29,9 +29,9 @@ class VolumeLosses:
         self._snapshots = SnapshotWrites(bus)
 
     def check(self, want: NodeForget) -> None:
-        """Raise 409 if the node has data of a volume or snapshot that the request does not name.
+        """Raise 409 `node_has_volumes` or `node_has_snapshots` for data on the node.
 
-        The reasons are `node_has_volumes` and `node_has_snapshots`.
+        Data of volumes and snapshots that the request names is permitted.
         """
         held = [
             one
@@ -46,8 +46,9 @@ class VolumeLosses:
     async def give_up(self, node: str) -> int:
         """Mark the volumes and snapshots that have data on a node as lost.
 
-        A volume without data there, such as one on a server, only loses its link to the node.
-        Return the number of lost volumes. Raise 503 `contended` if an object changes meanwhile.
+        A volume without data on the node, such as a volume on a server, only loses its link to the
+        node. Return the number of lost volumes. Raise 503 `contended` if an object changes
+        meanwhile.
         """
         lost = 0
         for held in self._of(node):
@@ -75,15 +76,12 @@ class VolumeLosses:
 
 
 def _is_on(node: str, record: VolumeRecord) -> bool:
-    """Return True if the record names the node: as the volume's node, or as a holder's node.
-
-    Only shared volumes record the nodes of their holders.
-    """
+    """Return True if the record names the node, as the volume's node or as the node of a hold."""
     return record.node == node or any(hold.node == node for hold in record.holds.values())
 
 
 def _refuse(what: str, node: str, there: Collection[str], named: Collection[str]) -> None:
-    """Raise 409 if `named` lacks an object of `there`; both have names as NAMESPACE/NAME."""
+    """Raise 409 if `named` lacks an object of `there`; both contain NAMESPACE/NAME."""
     more = sorted(set(there) - set(named))
     if more:
         message = (

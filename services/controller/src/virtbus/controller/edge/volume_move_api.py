@@ -26,7 +26,7 @@ from virtbus.schemas.wire import validate
 
 
 class VolumeMoveApi:
-    """Writes the move into the volume's record. A task of the leader then moves the data."""
+    """Writes the move into the volume's record; the leader task `VolumeMoves` moves the data."""
 
     def __init__(
         self, bus: Bus, fleet: Fleet, volumes: VolumeApi, room: OperationRoom, off: OffMoves
@@ -85,10 +85,9 @@ class VolumeMoveApi:
         goal_of: Callable[[VolumeRecord], Goal],
         request: Request,
     ) -> StoredVolume:
-        """Begin the move of a volume that a VM holds.
+        """Begin the move of a volume that a VM holds, with retries after conflicts.
 
-        Raises the errors of `_with_vm`, but repeats after a ConflictError, up to ATTEMPTS times.
-        Then `contended` is raised.
+        Raises VirtbusError as `_with_vm`, and 503 `contended` if too many races were lost.
         """
         for _ in range(ATTEMPTS):
             held = await find()
@@ -110,8 +109,8 @@ class VolumeMoveApi:
 
         Raises:
             ConflictError: the VM or a volume has changed.
-            VirtbusError: 429 `no_capacity`: the VM does not fit on the other node. The errors of
-                `_begun`, and of `refuse_up`, `refuse_changing` and `refuse_leaving` of `off_moves`.
+            VirtbusError: 429 `no_capacity`: the other node has no room for the VM. Also the errors
+                of `_begun`, `refuse_up`, `refuse_changing` and `refuse_leaving`.
         """
         first = with_request(self._begun(held.record, goal, is_off=True), held.record, request.id)
         there = await self._off.holder(held.record)
@@ -141,7 +140,7 @@ class VolumeMoveApi:
         return held
 
     def _refuse_target(self, vm: VmRecord, node: str) -> None:
-        """Raise 429 `no_capacity` if the VM does not fit on `node` now."""
+        """Raise 429 `no_capacity` if `node` has no room for the VM now."""
         places = EvacuationTargets(self._fleet.candidates(asyncio.get_running_loop().time()))
         _, why = places.find(vm.model_copy(update={"evacuation_target": node}))
         if why:

@@ -1,7 +1,7 @@
 """Moves volumes between nodes and pools, as a leader task (ADR 0063).
 
-The state of a move is the volume's record and two operations, all on the bus. Each round reads
-them and does the next step. So the next leader continues a move after a crash at any point.
+The state of a move is the volume's record and two operations, all on the bus. Each round reads the
+state and does the next step. After a crash at any step, the next leader continues the move.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 2.0
 SETTLE_S = 0.1
-"""Delay after `wake`, so that one round handles concurrent changes."""
+"""Delay after `wake`, so that one round handles simultaneous changes."""
 ASK_S = 5.0
 RESTORED = "a restore changed the volume meanwhile"
 
 
 class VolumeMoves:
-    """The moves of volumes, with one task for each move."""
+    """Moves volumes, with a task for each move."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, files: MovedFiles) -> None:
         self._bus = bus
@@ -55,12 +55,12 @@ class VolumeMoves:
         self._busy: set[str] = set()
 
     def wake(self) -> None:
-        """Start a round if a move has no running task: one of its operations may have ended."""
+        """Start a round if a move has no running task: an operation of the move may have ended."""
         if self._fleet.volumes.moving - self._busy:
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Move volumes while the lease is held."""
+        """Move volumes while the fleet lease is held."""
         async with background() as tasks:
             while True:
                 self._start(tasks, tenure)
@@ -105,7 +105,7 @@ class VolumeMoves:
                 raise
             if error.reason == "export_not_here":
                 raise  # the node's agent has just started; the next round repeats this step
-            if error.code == Code.GONE:  # the volume was deleted while its bytes were carried
+            if error.code == Code.GONE:  # the volume was deleted during the copy of its file
                 await self._files.drop(record, move)
             after = volume_moves.failed(record, error.body.message)
         if after is not None:
@@ -113,9 +113,9 @@ class VolumeMoves:
             await self._end(held, after, tenure)
 
     async def _end(self, held: StoredVolume, after: VolumeRecord, tenure: LeaderTerm) -> None:
-        """Write the end of a move.
+        """Write the volume after its move.
 
-        If a VM holds the volume and the move has succeeded, the VM's record is written, too.
+        After a successful move, the record of the VM that holds the volume is written too.
         """
         if not held.record.holder or (after.move is not None and after.move.failed):
             await self._replace(held, after)
@@ -124,7 +124,7 @@ class VolumeMoves:
             self._tell(one)
 
     async def _ended_by(self, record: VolumeRecord, move: VolumeMove) -> VolumeRecord | None:
-        """Return another volume of the same VM as it is after its move; None while it moves."""
+        """Return the record after its move of another volume of the VM; None while it moves."""
         first = await self._operations.latest(move.export)
         fill = await self._operations.latest(move.fill)
         if first is None or fill is None:
@@ -133,12 +133,12 @@ class VolumeMoves:
         return self._end_of(record, move, first, made)
 
     async def _after(self, record: VolumeRecord, move: VolumeMove) -> VolumeRecord | None:
-        """Do the next step of a move; return the volume as it is after the move.
+        """Do the next step of a move; return the volume's record after a completed move.
 
-        Return None while the move is not complete.
+        Return None while the move is incomplete.
 
         Raises:
-            VirtbusError: a request has failed. Some of these errors permit a repeat.
+            VirtbusError: a request has failed; `_step` decides if it is repeated.
             BusError: a node does not answer.
         """
         now_ns = self._bus.sources.time_ns()
@@ -167,10 +167,10 @@ class VolumeMoves:
         first: StoredOperation,
         made: OperationStatus,
     ) -> VolumeRecord | None:
-        """Return the volume as it is after its move; None until the fill, `made`, has ended.
+        """Return the volume's record after its move; None while the fill is open.
 
-        `first` is the operation that read the data: the export, or the fill of a move within one
-        node.
+        `made` is the status of the fill. `first` is the operation that read the data: the export,
+        or the fill of a move within a node.
         """
         if not made.ended:
             return None
@@ -181,7 +181,7 @@ class VolumeMoves:
         return volume_moves.switched(record, move, made.virtual_size_bytes)
 
     async def _operation(self, wanted: OperationRecord) -> tuple[StoredOperation, OperationStatus]:
-        """Ensure an operation; return it with its status, from the stream's leader."""
+        """Write the operation if it does not exist; return it and its current status."""
         held = await self._operations.latest(wanted.id)
         if held is None:
             held, _ = await self._operations.create(wanted)
@@ -197,9 +197,10 @@ class VolumeMoves:
 
     # --- the end ----------------------------------------------------------------------------
     async def _clean(self, held: StoredVolume, move: VolumeMove, tenure: LeaderTerm) -> None:
-        """Remove the remains of a move: its files, and the data in the old place.
+        """Remove the remains of an ended move: its files, and one copy of the data.
 
-        After a failed move, the data in the new place is removed instead.
+        After a successful move, that is the copy at the source; after a failed move, the copy at
+        the target.
         """
         record = held.record
         for id_ in (move.export, move.fill):
@@ -207,14 +208,13 @@ class VolumeMoves:
                 return  # the next round checks again
         node, ref = volume_moves.left_behind(record, move)
         tenure.check()
-        # If the bus was restored to a time before the end of the move, the volume's record still
-        # names the source, which has lost the data. Then the only copy, on the target, stays. An
-        # audit lists it.
+        # After a restore of the bus to a time before the end of a successful move, the move may
+        # fail, because the source no longer has the data. Then the copy on the target is the only
+        # copy, and stays. An audit lists it.
         only = bool(move.failed) and move.source != move.target
         only = only and not await self._orphans.has(move.source, ref)
         if self._fleet.has_node(node) and not only:
-            # After a failure, only the data that this move's fill made is removed. Data that the
-            # target had before stays.
+            # After a failed move, the target removes only data that this move's fill has made.
             ask = VolumeRelease(ref=ref, made_by=move.fill if move.failed else None)
             if move.failed and move.source == move.target:
                 ask = ask.model_copy(update={"kept": ref_of(record)})
@@ -227,7 +227,7 @@ class VolumeMoves:
         await self._replace(held, volume_moves.cleaned(record))
 
     async def _ended(self, id_: str) -> bool:
-        """Return True if an operation has ended or does not exist; otherwise cancel it."""
+        """Return True if an operation has ended or does not exist; cancel an open operation."""
         held = await self._operations.latest(id_)
         if held is None or (await self._operations.status(held.record)).status.ended:
             return True
@@ -236,11 +236,9 @@ class VolumeMoves:
         return False
 
     async def _replace(self, held: StoredVolume, record: VolumeRecord) -> None:
-        """Write the volume; raises ConflictError, BusError."""
         self._tell(await self._volumes.replace(held, record))
 
     def _tell(self, new: StoredVolume) -> None:
-        """Apply a written volume to the cache; log it and emit its event."""
         record = new.record
         self._fleet.volumes.apply(new)
         message = volume_moves.shown(record, "") or f"moved to {record.node}"
