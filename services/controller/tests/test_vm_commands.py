@@ -1,14 +1,20 @@
 """reset, soft-reboot, freeze and thaw over the API: the node's answer is the request's."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 from services.controller.tests.fleets import uid
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.virtual import World
 
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.bus.errors import BusError
+from virtbus.controller.core.vm_keys import StoredVm
+from virtbus.controller.edge.vm_api import VmApi
 from virtbus.schemas import subjects
 from virtbus.schemas.api import Empty
 from virtbus.schemas.errors import Code, Retry, VirtbusError
@@ -99,3 +105,20 @@ async def test_a_freeze_and_a_thaw_reach_the_node_with_their_time_limit(made: Wo
         assert (await refused(made.ask("freeze", name="web", epoch=2))).reason == "moved"
         assert (await refused(made.ask("freeze", name="web", timeout_s=0))).reason == "invalid"
     assert [(one["epoch"], one["timeout_s"]) for one in asked] == [(1, 30), (1, 300), (1, 0)]
+
+
+@played()
+async def test_no_command_acts_after_the_time_limit_of_its_request(made: World) -> None:
+    await made.vm("create", name="web", image="tiny", uid=uid(1))
+    find = VmApi.find
+
+    async def slow_find(api: VmApi, *asked: Any) -> StoredVm:
+        found = await find(api, *asked)
+        await asyncio.sleep(6)
+        return found
+
+    async with agent(made) as asked:
+        with patch.object(VmApi, "find", slow_find), pytest.raises((VirtbusError, BusError)):
+            await made.client.request(subjects.api("vm", "reset"), {"name": "web"}, timeout_s=5)
+        await asyncio.sleep(10)
+    assert asked == []

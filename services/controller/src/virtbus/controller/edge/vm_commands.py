@@ -2,6 +2,7 @@
 
 import asyncio
 
+from virtbus.bus.client.endpoints import refuse_late
 from virtbus.bus.client.ports import Bus, Request
 from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
 from virtbus.controller.core.vm_keys import StoredVm
@@ -16,12 +17,15 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 ANSWER_S = 1.0
-"""Time before the deadline that is reserved for the controller's answer. It is also the least time
-limit for the agent."""
+"""Time before the deadline that is reserved for the controller's answer. At least half of the time
+that is left is for the agent."""
 
 
 class VmCommands:
-    """The handlers of commands. The bus stores nothing: the agent acts at once or never."""
+    """The handlers of commands.
+
+    The bus stores nothing: the agent acts within the time limit of the request, or never.
+    """
 
     def __init__(self, bus: Bus, vms: VmApi) -> None:
         self._bus = bus
@@ -72,13 +76,14 @@ class VmCommands:
         self, record: VmRecord, verb: str, asked: GuestCommand | GuestFreeze, request: Request
     ) -> None:
         """Send a request to the VM's agent; raise VirtbusError for a refusal or no answer."""
-        left_s = request.deadline_s - asyncio.get_running_loop().time() - ANSWER_S
+        refuse_late(request.deadline_s)
+        left_s = request.deadline_s - asyncio.get_running_loop().time()
         endpoint = "command" if isinstance(asked, GuestCommand) else "freeze"
         try:
             await self._bus.request(
                 subjects.rpc(record.node, "agent", endpoint),
                 asked,
-                timeout_s=max(left_s, ANSWER_S),
+                timeout_s=max(left_s - ANSWER_S, left_s / 2),
                 request_id=asked.id if isinstance(asked, GuestCommand) else request.id or None,
             )
         except VirtbusError as error:
