@@ -62,6 +62,19 @@ async def test_an_unchanged_fleet_costs_no_write(made: World) -> None:
 
 
 @played(nodes=2)
+async def test_keys_that_a_restored_bus_has_lost_are_written_again(made: World) -> None:
+    await made.hear(node("n1", addresses=("192.0.2.1",)))
+    before = await told(made, "n2")
+    bus, key = made.buses["c1"], subjects.node_hosts("n2")
+    bus.disconnect()
+    del made.server.shelf(key).entries[key]
+    await asyncio.sleep(2)  # shorter than a lease
+    bus.reconnect()
+    assert await told(made, "n2") == before
+    assert before is not None
+
+
+@played(nodes=2)
 async def test_one_host_cannot_close_the_world_to_the_guests_of_others(made: World) -> None:
     many = tuple(f"198.51.100.{number}" for number in range(200))
     await made.hear(node("n1", addresses=many))

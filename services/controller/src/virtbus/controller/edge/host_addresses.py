@@ -42,8 +42,8 @@ class FleetAddresses:
         listed = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(listed))
-            await listed.wait()
             while True:
+                await listed.wait()
                 tenure.check()
                 await self._write()
                 await asyncio.sleep(LOOK_S)
@@ -51,7 +51,12 @@ class FleetAddresses:
     async def _follow(self, listed: asyncio.Event) -> None:
         async with self._bus.watch(subjects.hosts_all()) as watch:
             async for item in watch:
-                if item is WatchMark.SYNCED:
+                if item is WatchMark.RESET:
+                    # A restored bus may lack keys, and has other revisions. A `_write` under way
+                    # continues with the old dict.
+                    self._stored = {}
+                    listed.clear()
+                elif item is WatchMark.SYNCED:
                     listed.set()
                 elif isinstance(item, Entry):
                     self._see(item)
@@ -88,8 +93,9 @@ class FleetAddresses:
         }
 
     async def _write(self) -> None:
+        stored = self._stored
         for node, wanted in self.wanted().items():
-            there, revision = self._stored.get(node, (None, 0))
+            there, revision = stored.get(node, (None, 0))
             if wanted == there:
                 continue
             key = subjects.node_hosts(node)
@@ -103,4 +109,5 @@ class FleetAddresses:
             except BusError as error:
                 log.info("%s: %s", key, error, extra={"code": "hosts_late"})
                 return
-            self._stored[node] = (wanted, revision)
+            if stored.get(node, (None, 0))[1] < revision:  # otherwise the watch has a later write
+                stored[node] = (wanted, revision)
