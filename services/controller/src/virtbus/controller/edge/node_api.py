@@ -144,8 +144,8 @@ class NodeApi:
         )
         before = await self._change(node, back, request, unread)
         if before is not None and before.fenced is not None:
-            seen = self._fleet.nodes[node].record
-            same = seen.instance == before.fenced.instance
+            seen = self._fleet.nodes.get(node)  # its heartbeat may have expired meanwhile
+            same = seen is not None and seen.record.instance == before.fenced.instance
             message = "back, and as the same agent: it was never off" if same else "back"
             level = logging.WARNING if same else logging.INFO
             log.log(level, "%s is %s", node, message, extra={"code": "unfenced", "node": node})
