@@ -68,9 +68,10 @@ def command(argv: Sequence[str], timeout_s: float) -> Command:
             except TimeoutError:
                 return FenceResult(False, f"did not end in {timeout_s:g} s")
             finally:  # the command's child processes have to end, too
-                with suppress(ProcessLookupError, PermissionError):
+                with suppress(ProcessLookupError, PermissionError, TimeoutError):
                     os.killpg(process.pid, signal.SIGKILL)
-                    await _exit_code(process)
+                    async with asyncio.timeout(OUTPUT_S):  # the kernel may hold it in a call
+                        await _exit_code(process)
                 await tasks.settle(OUTPUT_S)
         output = " ".join(kept.decode("utf-8", "replace").split())
         return FenceResult(code == 0, f"exit code {code}" + (f": {output}" if output else ""))

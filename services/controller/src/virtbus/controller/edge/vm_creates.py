@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -221,7 +222,8 @@ class VmCreates:
             await self._networks.keep(record)
         except VirtbusError:
             ending = mutations.deleting(record, grace_s=0)
-            self._fleet.apply(await self._commits.replace(committed.held, ending))
+            with suppress(ConflictError):  # a later change of the VM stays
+                self._fleet.apply(await self._commits.replace(committed.held, ending))
             raise
 
     async def _with_volumes(
