@@ -217,7 +217,7 @@ ALSO: dict[tuple[VmPhase, MachineEvent], tuple[Action, ...]] = {
     **{(phase, event): ("stop ending",) for phase in PHASES for event in ENDINGS},
     **{(phase, "purged"): ("defer purge",) for phase in set(PHASES) - {"released"}},
 }
-"""Actions of an event in addition to its row. They alone cause no report."""
+"""Actions of an event in addition to the actions of its row. ALSO alone causes no report."""
 AT_REST: dict[VmPhase, tuple[Action, ...]] = {
     **dict.fromkeys(SETTLED, ("settle",)),
     "released": ("replay",),
@@ -226,7 +226,7 @@ AT_REST: dict[VmPhase, tuple[Action, ...]] = {
 
 
 Guard = Literal[
-    "no start is in flight",  # during a start, the code that stops the guest reports its end
+    "no start is in flight",  # during a start, the task that stops the guest posts its end
     "the record asks for a guest",
     "never",  # the event is a late result of an earlier step
 ]
@@ -241,7 +241,7 @@ UNEXPLAINED = {
     for phase in set(PHASES) - {"starting"}
     for event in ("start failed", "start later")
 }
-"""Results of a start that the agent itself ended. The error is then no failure of the VM."""
+"""Results of a start that the agent itself ended. Their error is no failure of the VM."""
 
 
 Control = Literal[
@@ -325,8 +325,8 @@ HELD_BACK = frozenset[MachineEvent](
 )
 """Events that would start or end a guest: they are deferred while the VM is on hold."""
 DROPPED = frozenset[MachineEvent]({"restart", "pause", "unpause"})
-"""Events that are dropped, not deferred, while the VM is on hold. They are level-triggered: the
-actor raises them again until they take effect."""
+"""Events that are dropped while the VM is on hold. They are level-triggered: the actor posts them
+again until they take effect."""
 NOT_HELD = frozenset[VmPhase]({"ending", *EVACUATING})
 """Phases in which a hold has no effect: an accepted delete continues, even on another bus."""
 
