@@ -26,8 +26,8 @@ async def until_done(
 ) -> None:
     """Repeat an idempotent step until it succeeds. The status shows the last error.
 
-    If `over` is set, the goal was reached by other means, and the step is not repeated. If `over` is
-    None, setting `again` ends the delay before the next try.
+    If `over` is set, the goal was reached by other means, and the step is not repeated. Without
+    `over`, setting `again` ends the delay before the next try.
     """
     delay_s, reported = RETRY_S[0], ""
     while over is None or not over.is_set():

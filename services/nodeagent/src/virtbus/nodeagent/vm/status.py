@@ -255,7 +255,7 @@ class StatusWriter:
         self.putting = asyncio.Lock()
         """Locked during a put.
 
-        A caller takes this lock before it cancels `run`. Without the lock, an abandoned put could be
+        A caller takes this lock before it cancels `run`. Without the lock, a cancelled put could be
         stored after later requests.
         """
 

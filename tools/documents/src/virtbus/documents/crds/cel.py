@@ -29,8 +29,8 @@ BY_SCHEMA = frozenset(
 """Rules that schema keywords check: `required`, `maxItems` and `maxProperties`."""
 NAME_LENGTH = 63
 NAMES = ("volumes[]", "networks[]", "domain.devices.disks[]", "domain.devices.interfaces[]")
-"""Lists whose names are compared. For its estimate of the cost, an API server needs a maximum
-length of a name."""
+"""Lists whose names the rules compare. An API server estimates the cost of a comparison from the
+maximum length of a name."""
 SEVERAL = "'none, or more than one'"
 
 
@@ -38,8 +38,8 @@ class Cel(NamedTuple):
     """A rule on `self`, the value at the path `at`. A violation is reported at `path` below `at`.
 
     `shown` has a value for each `{}` in the rule's message: quoted text, or a CEL expression. The
-    API server must be able to estimate the expression's cost. An expression that searches for the
-    faulty item would cost too much.
+    API server limits the estimated cost of an expression. So an expression cannot search for the
+    faulty item.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Cel(NamedTuple):
             made["messageExpression"] = _filled(rule.message, self.shown)
         if self.path:
             made["fieldPath"] = self.path
-        # CEL also has the reason Duplicate, but then the API server drops the message.
+        # with CEL's reason Duplicate, the API server would drop the message
         told = Reason.REQUIRED if rule.reason is Reason.REQUIRED else Reason.INVALID
         return {**made, "reason": str(told)}
 
@@ -172,7 +172,7 @@ RUN_ROWS = (
         ".memory.guest",
     ),
 )
-"""Rules on a VMI's `spec`, but not on a VM's template."""
+"""Rules on a VMI's `spec` that a VM's template does not have to meet."""
 SPEC_ROWS = (
     _over_limit(20, "memory"),
     _over_limit(26, "cpu"),

@@ -32,7 +32,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 RELEASE_S = 5.0
-"""The time in which a guest usually releases a device. After this time, the guest is asked again."""
+"""The time in which a guest usually releases a device. Later, the guest is asked again."""
 POLL_S = 0.1
 PLUGIN_TIMEOUT_S = 30.0
 """The longest time that the plugins of a CNI network may take."""

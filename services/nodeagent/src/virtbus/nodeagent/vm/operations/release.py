@@ -47,8 +47,8 @@ async def release(
 ) -> MachineEvent:
     """Remove the domain first, then its resources, then our files; raises VirtbusError, BusError.
 
-    `starting` is the task of a start in progress, if any. `written` returns once no file of the VM is being
-    written. `keep_reason` returns why the disks go to the quarantine, or "" if they are removed.
+    `starting` is the task of a start in progress, if any. `written` returns once no file of the VM
+    is being written. `keep_reason` returns why the disks go to the quarantine, or "" if they are removed.
     """
     with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
         await end(record.uid, tools.hypervisor, starting, forced=leaving.forced)
