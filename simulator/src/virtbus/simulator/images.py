@@ -142,7 +142,7 @@ class SimulatedImages:
         return HeldBackups(items=items)
 
     def snapshot(self, want: SnapshotWork) -> WorkState:
-        """Make or restore a snapshot without data at once."""
+        """Make or restore a snapshot at once, without data."""
         if want.do == "cancel" and want.snapshot.folder not in self._snapshots:
             return WorkState(state="none")
         self._snapshots.add(want.snapshot.folder)

@@ -174,7 +174,7 @@ class SimulatedNode:
         self.images.release(uid)
 
     def release_disks(self, want: Release) -> ReleaseReply:
-        """Release the disks; keep those of a started guest if the request says so."""
+        """Release the disks; with `keep`, quarantine them if the guest was started."""
         existed, entry = want.uid in self.disks, want.uid
         while entry in self.kept:
             entry = f"{want.uid}.{int(entry.partition('.')[2] or 1) + 1}"

@@ -13,7 +13,7 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 PAUSE_S = 2.0
-"""The pause after a write. Pool sizes change often, and placement can use older sizes."""
+"""The pause after a write. Pool sizes change often, and placement does not need each change."""
 
 
 class PoolsReport:

@@ -53,7 +53,7 @@ class QuarantineDesk:
         return self._vms.join.trusted and self._vms.listings[uid] in ABSENT
 
     async def answer(self, request: Request) -> Quarantine:
-        """Carry out one decision; return the remaining entries, or the adopted entry."""
+        """Carry out one decision; return all entries, or only the adopted entry."""
         want = validate(QuarantineAsk, request.data)
         if want.do == "list":
             return await self._list()

@@ -53,10 +53,10 @@ class AgentRpc:
         more: Sequence[Endpoint] = (),
         recovering: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[None]:
-        """Serve while the context is open. `guests` is the agent's own map of uid to actor.
+        """Serve while the context is open.
 
-        `more` are further endpoints. `recovering` returns True until the first list of records
-        is complete.
+        `guests` is the agent's own map of uid to actor, and changes. `more` are further endpoints.
+        `recovering` returns True until the first list of records is complete.
         """
         self._guests = guests
         self._recovering = recovering

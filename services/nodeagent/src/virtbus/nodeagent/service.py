@@ -87,7 +87,7 @@ class NodeAgent:
                             self._up()
 
     def _more_endpoints(self) -> list[Endpoint]:
-        """Return the endpoints that other classes than `AgentRpc` answer."""
+        """Return the endpoints that `AgentRpc` serves for other classes."""
         tools, vms = self._tools, self.vms
         rebuild = Rebuild(tools, vms)
         commands = Commands(tools, vms.actors, self._rpc.check_here)

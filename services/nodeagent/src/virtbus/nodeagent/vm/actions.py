@@ -116,7 +116,7 @@ class Tasks:
 
 
 class Actions:
-    """The actions of one VM. Their results are posted as events."""
+    """The actions of one VM. Each action posts its result as an event."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class Actions:
                 seen.network_lost = error.body.message
             self._report()
         if seen.ready:
-            return  # the adopted guest was ready before
+            return  # the last status already showed the adopted guest as ready
         record = vm.record
         seen.ready = await await_ready(record, vm.net, self._tools, rebooted=seen.rebooted)
         seen.ready_ns = self._tools.bus.sources.time_ns()
@@ -307,7 +307,7 @@ class Actions:
             self._destroy()
 
     def _destroy(self) -> None:
-        self._ended.set()  # the guest is not asked again
+        self._ended.set()  # ends the repetition of `shutdown`
         self._ended = SmallEvent()
         uid, hypervisor = self._vm.record.uid, self._tools.hypervisor
         self._until_done(
@@ -384,9 +384,9 @@ def _sync_disks(
 def follow_network(
     vm: ActorState, tools: AgentPorts, report: Callable[[], None], tasks: Tasks
 ) -> None:
-    """Report the network of a VM that is off, once the network is in the state of the record.
+    """Report the network of a VM that is off, or start a task that waits for it.
 
-    A background task waits for that state.
+    The network is reported once it is in the state of the record.
     """
     if vm.record.spec.network_state is None or vm.phase not in OFF or vm.ends:
         return

@@ -110,7 +110,7 @@ class VmActor:
         self._signal("recall" if recall else "settled")
 
     def refuse(self, why: str) -> None:
-        """Reject a VM that is new here: start nothing, and release what imaged and netd made."""
+        """Reject a VM that is new on this node, and release its disks and network."""
         self.vm.reasons = replace(self.vm.reasons, refused=why)
         self._signal("refuse")
 
@@ -196,7 +196,7 @@ class VmActor:
             self.report()
 
     def on_change(self, change: DomainChange) -> None:
-        """Handle a change that is no event of the table: a reboot, a panic, a fired watchdog.
+        """Handle a change that is not an event of TABLE: a reboot, a panic or a fired watchdog.
 
         A rebooted guest is ready once it answers again. If a fault ends the guest, libvirt reports
         that end separately.

@@ -66,7 +66,7 @@ class Dependency(Generic[Part]):
         return self._part if self._part is not None and self._part.error is None else None
 
     def receive(self, part: Part) -> None:
-        """Take the part of a ready event; ignore it after `reset(needs_answer=True)`."""
+        """Take the part of a ready event; ignore it while only an answer counts (`reset`)."""
         if not self._needs_answer:
             self._take(part)
 

@@ -15,7 +15,7 @@ from virtbus.schemas.resources import NO_LIMITS, Resources
 from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
-"""The reason for keeping the disks of a VM that left this node by a fence or a rebuild."""
+"""The reason to keep the disks of a VM that a fence or a rebuild took from this node."""
 DisksWanted = tuple[dict[str, int], dict[str, str]]
 UNSEEN = frozenset[VmPhase]({"new", "starting"})
 """Phases in which the agent cannot see yet if a requested pause took effect."""
@@ -94,8 +94,8 @@ class Applied:
     def taken(self, event: MachineEvent, phase: VmPhase) -> None:
         """Note that `event` was handled in `phase`.
 
-        A restart, and a start during a stop, take effect only after the guest has ended. So a start
-        is then due again.
+        A restart, and a start during a stop, take effect after the guest has ended. So a start is
+        due again at that time.
         """
         if (event == "run" and phase == "stopping") or (event == "restart" and phase in UP):
             self.powered = False

@@ -74,7 +74,7 @@ class Observed:
     reboots: int = 0
     rebooted_ns: int | None = None
     rebooted: bool = False
-    """True after a reboot. Then earlier console output is no sign of readiness."""
+    """True after a reboot, so that earlier console output is no sign of readiness."""
     last_exit: GuestExit | None = None
     ran: bool = False
     """True if a guest was up since the last end. If False, a stop reports no end of a guest."""

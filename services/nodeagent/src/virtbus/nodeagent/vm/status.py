@@ -1,4 +1,4 @@
-"""Derives the status of a VM, and writes the latest one until the bus has it."""
+"""Derives the status of a VM, and repeats the write of the latest status until it succeeds."""
 
 import asyncio
 import logging
@@ -168,7 +168,6 @@ def _network(vm: ActorState) -> Iterator[Condition]:
 
 
 def _directories_lost(tags: Sequence[str]) -> Condition:
-    """Return the condition of a guest whose access to directories waits for ever."""
     message = (
         f"virtiofsd has ended, so the guest waits for ever in {', '.join(tags)}; restart the VM: "
         "`virtbus vm restart`"
@@ -263,7 +262,7 @@ class StatusWriter:
         """Set the status to write; an unchanged status is not written again.
 
         A transient state is written after PASSING_S if it still applies. Other states are written
-        at once. While the bus still shows a guest that is up, transient states are, too.
+        at once. So is a transient state while the bus still shows a guest that is up.
         """
         self._latest = status
         if self._up or status.state not in PASSING:

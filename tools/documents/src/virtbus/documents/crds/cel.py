@@ -1,13 +1,13 @@
-"""Writes kubebridge's validation rules in CEL, which API servers check themselves (ADR 0025).
+"""States kubebridge's validation rules in CEL, so that API servers check them (ADR 0025).
 
 Each `Cel` below states one rule of kubebridge in CEL, and has the message of that rule. A CEL
 expression cannot name the index of a list item, so a rule about several items reports the list.
 https://kubernetes.io/docs/reference/using-api/cel/
 
 An API server evaluates all rules at each write of an object, including writes of its status. For
-each step of a path it copies all that the schema declares there. Rules that match disks with
-volumes, or interfaces with networks, cost 0.7 ms each. So only the webhooks check these rules
-(ADR 0025).
+each step of a path, the server copies all that the schema declares at this step. Rules that match
+disks with volumes, or interfaces with networks, cost 0.7 ms each. So only the webhooks check these
+rules (ADR 0025).
 """
 
 from collections.abc import Iterable, Mapping

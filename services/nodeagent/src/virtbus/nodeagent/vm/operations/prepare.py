@@ -64,7 +64,8 @@ async def prepare(
 ) -> Outcome:
     """Write the record, wait for the network, write the seeds, and wait for the disks.
 
-    Return "dependencies ready", or "dependencies failed" or "impossible" with the error.
+    Return "dependencies ready", or one of "dependencies failed" and "dependencies impossible" with
+    the error.
     """
     with tracing.span("virtbus prepare vm", uid=record.uid, parent=record.traceparent):
         stage: FailureStage = "start"

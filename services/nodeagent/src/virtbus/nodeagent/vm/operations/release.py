@@ -45,10 +45,13 @@ async def release(
     keep_reason: Callable[[], str],
     leaving: Leaving,
 ) -> MachineEvent:
-    """Remove the domain first, then its resources, then our files; raises VirtbusError, BusError.
+    """Remove the domain, its resources and our files, in this order.
+
+    Raises VirtbusError or BusError.
 
     `starting` is the task of a start in progress, if any. `written` returns once no file of the VM
-    is being written. `keep_reason` returns why the disks go to the quarantine, or "" if they are removed.
+    is being written. `keep_reason` returns why the disks go to the quarantine, or "" to remove
+    them.
     """
     with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
         await end(record.uid, tools.hypervisor, starting, forced=leaving.forced)

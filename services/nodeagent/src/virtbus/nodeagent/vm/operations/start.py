@@ -190,7 +190,7 @@ async def learn_dependencies(
 async def await_ready(
     record: VmRecord, net: Dependency[NetReady], tools: AgentPorts, *, rebooted: bool
 ) -> str:
-    """Wait until the guest is ready; return the sign of that, such as `AddressAnswers`."""
+    """Wait until the guest is ready; return the sign of readiness, such as `AddressAnswers`."""
     with tracing.span("virtbus await guest", uid=record.uid, parent=record.traceparent):
         return await tools.reach.answers(
             record.uid,

@@ -19,13 +19,13 @@ THAW_S = 3.0
 
 
 PRESS_S = 5.0
-"""Time after which the power button is pressed again, because a booting guest ignores it."""
+"""Time between two ACPI requests. A request is repeated, because a booting guest ignores it."""
 
 
 async def shutdown(
     uid: str, hypervisor: Hypervisor, freezes: Freezes, ended: SmallEvent
 ) -> MachineEvent | None:
-    """Request a shutdown by ACPI until `ended`; return "ended" if no guest runs, otherwise None.
+    """Request a shutdown by ACPI until `ended` is set; return "ended" if no guest runs.
 
     A frozen guest cannot shut down, so it is thawed first. If libvirt fails, the guest is destroyed
     when the grace expires.
