@@ -119,7 +119,7 @@ class QuarantineDesk:
 
     # --- keep, purge -------------------------------------------------------------------------
     async def _keep(self, want: QuarantineAsk, until_s: float) -> None:
-        """End a VM that has no record. Its disks are in the quarantine when this method returns.
+        """End a VM that has no record; return once the VM is released.
 
         With `below_epoch`, end only a VM of an earlier epoch, which was moved to another node.
         """

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 SOON_S = 1.0
 STABLE_S = 60.0
 """The time after which a running guest counts as stable, which resets the backoff. The time equals
-the longest backoff, so that a guest that crashes regularly does not restart faster."""
+the longest backoff, so that a reset never makes the retries of a crashing guest faster."""
 SYNCS = ("pause", "disks", "limits", "resources", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
 
@@ -48,7 +48,7 @@ WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads. A cancellation does not end such a thread."""
 
 Operation = Callable[[], Awaitable[Outcome | MachineEvent | None]]
-"""A step. The actor posts its result: an event, or the event of an `Outcome`."""
+"""A step. Its result is posted: an event, or the event of an `Outcome`."""
 Change = Callable[[ActorState, AgentPorts, VmRecord], Awaitable[None]]
 
 
@@ -256,7 +256,7 @@ class Actions:
                 seen.network_lost = error.body.message
             self._report()
         if seen.ready:
-            return  # the last status already showed the adopted guest as ready
+            return  # the guest was ready before a pause or before the agent's restart
         record = vm.record
         seen.ready = await await_ready(record, vm.net, self._tools, rebooted=seen.rebooted)
         seen.ready_ns = self._tools.bus.sources.time_ns()

@@ -19,7 +19,7 @@ VmPhase = Literal[
     "waiting",  # the next start follows after a delay
     "backing off",  # the start failed; the next one follows after a delay
     "failed",  # failed permanently: only a request or change by the user helps
-    "ending",  # the VM is deleted, but the guest still runs or starts
+    "ending",  # the VM is being deleted, but the guest still runs or starts
     "releasing",
     "released",
     "gone",

@@ -47,11 +47,9 @@ async def release(
 ) -> MachineEvent:
     """Remove the domain, its resources and our files, in this order.
 
-    Raises VirtbusError or BusError.
-
     `starting` is the task of a start in progress, if any. `written` returns once no file of the VM
     is being written. `keep_reason` returns why the disks go to the quarantine, or "" to remove
-    them.
+    them. Raises VirtbusError or BusError.
     """
     with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
         await end(record.uid, tools.hypervisor, starting, forced=leaving.forced)
