@@ -36,7 +36,7 @@ from virtbus.simulator.test_driver import hypervisor
 
 ACCELERATORS = ("tcg",)
 JOINING_AT_ONCE = 20
-"""The limit of concurrent connects. A hundred would delay each other beyond their time limit."""
+"""The limit of concurrent connects. A hundred concurrent connects would exceed their time limit."""
 
 
 async def serve(settings: SimulatorSettings) -> None:
@@ -53,7 +53,7 @@ async def serve(settings: SimulatorSettings) -> None:
 
 async def _one(settings: SimulatorSettings) -> None:
     """Run one node with the state folder and the instance key of a real agent."""
-    from virtbus.nodeagent.edge.seed_iso import SeedIsos  # 3 MiB; a fleet writes no seeds
+    from virtbus.nodeagent.edge.seed_iso import SeedIsos  # takes 3 MiB; a fleet needs none
 
     files = AgentFiles(settings.state_dir, settings.run_dir)
     identity = HostIdentity(settings.state_dir, settings.run_dir, settings.boot_id)

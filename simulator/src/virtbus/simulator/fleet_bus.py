@@ -15,15 +15,15 @@ EACH_TURN = 4
 class LoopTurns:
     """Lets only a few VMs begin or end in each turn of the loop.
 
-    Otherwise all of ten thousand VMs would progress at the same pace. The first would finish only
-    shortly before the last, and nodes would be too busy to send heartbeats.
+    Without this limit, ten thousand VMs would progress at the same pace, and all would finish late.
+    Nodes would be too busy to send heartbeats.
     """
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(EACH_TURN)
 
     async def come(self) -> None:
-        """Wait until this turn of the loop has a free place."""
+        """Wait for one of the EACH_TURN places in a turn of the loop."""
         async with self._places:
             await asyncio.sleep(0)
 
@@ -61,14 +61,12 @@ class FleetBus:
         }
 
     def __getattr__(self, name: str) -> Any:
-        """Forward all other attributes to the bus."""
         return getattr(self._bus, name)
 
     @asynccontextmanager
     async def node_watch(
         self, node: str, service: str, gate: Gate | None = None
     ) -> AsyncIterator[_PacedWatch]:
-        """Open the bus' watch. Its entries are returned in turns."""
         async with self._bus.node_watch(node, service, gate) as watch:
             yield _PacedWatch(watch, self._turns)
 

@@ -29,7 +29,7 @@ from virtbus.schemas.wire import invalid
 
 
 class SimulatedImages:
-    """A store in which every image exists at once, with size 0."""
+    """A store that pulls any image at once, with size 0."""
 
     def __init__(self) -> None:
         self._digests: dict[str, str] = {}
@@ -52,7 +52,7 @@ class SimulatedImages:
         return self._info(self._add(ref, target))
 
     def upload(self, want: UploadImage) -> UploadedImage:
-        """Drop a piece of an image; the last piece adds the image under its name."""
+        """Discard the bytes of a piece. The last piece adds the image under its name."""
         offset_bytes = want.at + len(want.data)
         if offset_bytes < want.size_bytes:
             return UploadedImage(offset_bytes=offset_bytes)
@@ -60,7 +60,6 @@ class SimulatedImages:
         return UploadedImage(offset_bytes=offset_bytes, image=self._info(want.digest))
 
     def _add(self, ref: str, target: ImageTarget | None) -> str:
-        """Add an image; return its digest."""
         locator, digest = _parsed(ref)
         if target is not None:
             digest = target.digest or _parsed(target.url)[1]
@@ -68,7 +67,6 @@ class SimulatedImages:
         return digest
 
     def list(self) -> tuple[ImageInfo, ...]:
-        """Return the images that were pulled and not deleted."""
         return tuple(self._info(digest) for digest in sorted(set(self._digests.values())))
 
     def make_disks(self, record: VmRecord) -> dict[str, MadeDisk]:
@@ -91,13 +89,12 @@ class SimulatedImages:
         return made
 
     def release_volume(self, want: VolumeRelease) -> VolumeReleased:
-        """Remove a volume."""
         found = want.ref.folder in self._volumes
         self._volumes.discard(want.ref.folder)
         return VolumeReleased(found=found)
 
     def export(self, want: ExportWork) -> WorkState:
-        """Export a disk as an empty file, in two requests."""
+        """Export an empty file. The first request begins, the second completes."""
         if want.do == "remove" or (want.do == "cancel" and not self._exports.get(want.id)):
             self._exports.pop(want.id, None)
             return WorkState(state="none")
@@ -110,7 +107,7 @@ class SimulatedImages:
         return WorkState(state="done", result=result)
 
     def fill(self, want: FillWork) -> WorkState:
-        """Fill a volume, in two requests."""
+        """Fill a volume. The first request begins, the second completes."""
         if want.ref.folder in self._volumes:
             return WorkState(state="done", virtual_size_bytes=want.ref.size_bytes)
         if want.do == "cancel":
@@ -123,7 +120,7 @@ class SimulatedImages:
         return WorkState(state="working", step="copy")
 
     def backup(self, want: BackupWork) -> WorkState:
-        """Make a backup without data, in two requests."""
+        """Make a backup without data. The first request begins, the second completes."""
         if want.do == "cancel" and not self._backups.get(want.id):
             self._backups.pop(want.id, None)
             return WorkState(state="none")
@@ -145,24 +142,23 @@ class SimulatedImages:
         return HeldBackups(items=items)
 
     def snapshot(self, want: SnapshotWork) -> WorkState:
-        """Make or restore a snapshot without data at once."""
+        """Make or restore a snapshot at once, without data."""
         if want.do == "cancel" and want.snapshot.folder not in self._snapshots:
             return WorkState(state="none")
         self._snapshots.add(want.snapshot.folder)
         return WorkState(state="done")
 
     def release_snapshot(self, want: SnapshotRelease) -> SnapshotReleased:
-        """Remove a snapshot."""
         found = want.ref.folder in self._snapshots
         self._snapshots.discard(want.ref.folder)
         return SnapshotReleased(found=found)
 
     def release(self, uid: str) -> None:
-        """Remove a VM's disks."""
+        """Forget the images that the VM's disks use."""
         self._disks.pop(uid, None)
 
     def forget(self, ref: str) -> ForgottenImage:
-        """Remove a name, or all names of a digest; return the names, and the VMs with the image.
+        """Remove a name, or all names of a digest; return these names and the image's VMs.
 
         Raises:
             VirtbusError: 404 `image_unknown`: no image has this name or digest.

@@ -14,14 +14,15 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 
 class MemoryFiles:
-    """The `RecordFiles` port without a disk: a simulated node's state ends with its process.
+    """The `RecordFiles` port in memory.
 
-    The node's guests end, too. After a restart, the node is like a reinstalled node (F26).
+    A simulated node's state and guests end with its process. After a restart, the node is like a
+    reinstalled node (F26).
     """
 
     def __init__(self) -> None:
         self._records: dict[str, VmRecord] = {}
-        ledger = self._ledger = EpochLedger(Path())  # not opened: it writes nothing
+        ledger = self._ledger = EpochLedger(Path())  # without `open`, the ledger writes no file
         self.epoch, self.left, self.refused = ledger.epoch, ledger.left, ledger.refused
         self.removed, self.seen = ledger.all_removed, ledger.seen
         self._commands: dict[str, Mapping[str, str]] = {}
@@ -116,7 +117,6 @@ class NoDisks:
         return disk_sources(Path("/simulated"), record, made)
 
     async def opened(self, uid: str, ref: VolumeRef) -> bool:
-        """Return False."""
         del uid, ref
         return False
 
@@ -141,7 +141,6 @@ class NoDisks:
         return set()
 
     async def protect_layers(self) -> bool:
-        """Return False."""
         return False
 
     async def remove_layers(self, names: Sequence[str]) -> None:

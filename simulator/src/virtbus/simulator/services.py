@@ -1,6 +1,6 @@
 """Simulates imaged, netd and netd's admin socket on one node.
 
-These simulations answer on the bus like the real services, and record requests for tests.
+imaged and netd answer on the bus like the real services. Tests read the recorded requests.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ from virtbus.schemas.wire import validate
 from virtbus.simulator.images import SimulatedImages
 
 REPORT_S = (0.5, 5.0)
-"""Seconds between reports: the first four delays are short, as the agent may not listen yet."""
+"""Seconds between reports. The first four delays are short: the agent may not listen yet."""
 READY = ServiceState(state=NodeState.READY, version=VERSION, message="simulated")
 DEFAULT = NetworkInfo(name="default", kind="builtin")
 Answer = tuple[type[Model], Callable[[Any], Model]]
@@ -79,7 +79,7 @@ class SimulatedNode:
         self.forced: set[str] = set()
         """VMs whose network was released with `Release.forced`."""
         self.kept: dict[str, QuarantineRequest] = {}
-        """The entries of the quarantine. Only disks of a guest that was started are put there."""
+        """The entries of the quarantine: the disks of guests that were started."""
 
     def answers_of(self, service: str) -> Mapping[str, Answer]:
         """Return the answers of imaged or netd, by verb."""
@@ -145,7 +145,6 @@ class SimulatedNode:
             await asyncio.sleep(pause_s)
 
     def image(self, want: Ensure) -> ImageReady:
-        """Return imaged's answer for a record."""
         record = want.record
         self.held[record.uid] = record.epoch
         self.disks.add(record.uid)
@@ -155,7 +154,6 @@ class SimulatedNode:
         )
 
     def net(self, want: Ensure) -> NetReady:
-        """Return netd's answer for a record."""
         record = want.record
         return NetReady(
             uid=record.uid,
@@ -166,7 +164,6 @@ class SimulatedNode:
         )
 
     def release(self, want: Release) -> ReleaseReply:
-        """Release the VM's network, and forget the resources and the images of the VM."""
         if want.forced:
             self.forced.add(want.uid)
         self._forget(want.uid)
@@ -177,7 +174,7 @@ class SimulatedNode:
         self.images.release(uid)
 
     def release_disks(self, want: Release) -> ReleaseReply:
-        """Release the VM's disks; put them into the quarantine if the request says so."""
+        """Release the disks; with `keep`, quarantine them if the guest was started."""
         existed, entry = want.uid in self.disks, want.uid
         while entry in self.kept:
             entry = f"{want.uid}.{int(entry.partition('.')[2] or 1) + 1}"
@@ -207,7 +204,6 @@ class SimulatedNode:
         return Quarantine(entries=(_kept(entry, keep),), total=1, record=keep.record)
 
     def inspect(self, _want: Inspect) -> HeldResources:
-        """Return the uids of VMs with resources."""
         return HeldResources(things=dict.fromkeys(self.held, ("simulated",)))
 
     def _list(self, want: ListImages) -> HeldImages:

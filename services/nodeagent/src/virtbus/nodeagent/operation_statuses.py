@@ -17,7 +17,7 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 PROGRESS_S = 5.0
-"""Shortest interval between two writes of a status that differ in the progress only."""
+"""The minimum time between two writes that change only the progress of a status."""
 _EVENTS = {
     OperationPhase.SUCCEEDED: EventKind.OPERATION_SUCCEEDED,
     OperationPhase.FAILED: EventKind.OPERATION_FAILED,
@@ -26,7 +26,7 @@ _EVENTS = {
 
 
 class _Seen(NamedTuple):
-    """The stored status of an operation, its revision, and the loop's time of its last write."""
+    """A status as the bus stores it; `at_s` is the loop's time of its last write from here."""
 
     status: OperationStatus
     revision: int
@@ -34,7 +34,7 @@ class _Seen(NamedTuple):
 
 
 class OperationStatuses:
-    """The statuses that this node writes. Each write expects the revision that was read."""
+    """Reads and writes statuses of this node. A write expects the last known revision (CAS)."""
 
     def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
@@ -43,11 +43,11 @@ class OperationStatuses:
         self._seen: dict[str, _Seen] = {}
 
     def forget(self, id_: str) -> None:
-        """Forget the status of an operation. The next `get` reads it from the bus."""
+        """Drop the status from memory, so that the next `get` reads the bus."""
         self._seen.pop(id_, None)
 
     def ended(self, id_: str) -> bool:
-        """Return True for an operation that is known to have ended."""
+        """Return True if the status in memory has ended; False if no status is in memory."""
         seen = self._seen.get(id_)
         return seen is not None and seen.status.ended
 
@@ -64,7 +64,7 @@ class OperationStatuses:
         return seen.status
 
     def _read(self, entry: Entry, none: OperationStatus) -> OperationStatus:
-        if entry.kind is EntryKind.PURGE:  # a controller removes the operation
+        if entry.kind is EntryKind.PURGE:  # a controller is removing the operation
             return none.after("cancel", self._bus.sources.time_ns())
         try:
             return read_operation_status(entry.key, entry.value)
@@ -75,16 +75,16 @@ class OperationStatuses:
     async def write(self, op: OperationRecord, status: OperationStatus) -> bool:
         """Store a changed status; return True if it was stored.
 
-        If only the progress changed, the status is stored at most once in PROGRESS_S.
+        A status that changed only its progress is stored at most once per PROGRESS_S.
 
         Raises:
             ConflictError: a controller ended the operation meanwhile.
-            BusError: the status was not stored, or the outcome is unknown. The next `get` reads the
-                bus, because an operation that has ended must do no further step.
+            BusError: the write failed, or its outcome is unknown. The next `get` reads the bus,
+                because an operation that has ended must do no further step.
         """
         seen = self._seen.get(op.id)
         if seen is None:
-            return False  # it was forgotten meanwhile: the next round reads the status again
+            return False  # `forget` was called meanwhile: the caller's next `get` reads the bus
         now_s = asyncio.get_running_loop().time()
         progress = {"done_bytes": status.done_bytes, "total_bytes": status.total_bytes}
         same = status == seen.status.model_copy(update=progress)

@@ -1,4 +1,4 @@
-"""Writes the node's pools, `$KV.st.<node>._pools`, for controllers (ADR 0060)."""
+"""Writes the reports of the node's pools to `$KV.st.<node>._pools` (ADR 0060)."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from virtbus.schemas.wire import encode
 log = logging.getLogger(__name__)
 
 PAUSE_S = 2.0
-"""The delay between two writes. The sizes of pools change often, and placement can wait."""
+"""The pause after a write. Pool sizes change often, and placement does not need each change."""
 
 
 class PoolsReport:
@@ -24,11 +24,11 @@ class PoolsReport:
         self._node = node
         self._pause_s = pause_s
         self._pools: dict[str, tuple[PoolReport, ...]] = {}
-        """The pools by the source of their reports: imaged, and the agent's own probes."""
+        """The latest reports by source: imaged, or the agent's own probes."""
         self._wake = asyncio.Event()
 
     def tell(self, source: str, pools: Iterable[PoolReport]) -> None:
-        """Set the pools that one source reports."""
+        """Replace the reports of one source."""
         found = tuple(pools)
         if found != self._pools.get(source):
             self._pools[source] = found

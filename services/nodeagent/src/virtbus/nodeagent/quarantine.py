@@ -1,8 +1,7 @@
 """Answers `rpc.agent.quarantine`: a person's decisions on VMs and disks without a record.
 
 For each entry of the quarantine, imaged has the disks and the VM's record, and the agent has the
-seeds. A VM that is adopted from an entry is held here. The requester writes the VM's record to the
-bus, and then the VM continues normally.
+seeds. The agent holds an adopted VM until the requester has written the VM's record to the bus.
 """
 
 import asyncio
@@ -50,11 +49,11 @@ class QuarantineDesk:
         self._one = asyncio.Lock()
 
     def _absent(self, uid: str) -> bool:
-        """Return True for a VM without a record on the joined bus."""
+        """Return True if the node has joined the bus, and the bus has no record of the VM."""
         return self._vms.join.trusted and self._vms.listings[uid] in ABSENT
 
     async def answer(self, request: Request) -> Quarantine:
-        """Carry out one decision; return the remaining entries, or the adopted entry."""
+        """Carry out one decision; return all entries, or only the adopted entry."""
         want = validate(QuarantineAsk, request.data)
         if want.do == "list":
             return await self._list()
@@ -111,7 +110,7 @@ class QuarantineDesk:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     def _off(self, guest: VmActor) -> VmRecord:
-        """Return the record of a VM that was created here again; raise 409 `not_off` if it runs."""
+        """Return the record of a VM that was created again; raise 409 `not_off` if the VM is on."""
         record = guest.vm.record
         if guest.vm.phase not in OFF or record.powered:
             message = f"{record.name} is not off; `virtbus vm stop {record.name}`, then repeat"
@@ -120,7 +119,7 @@ class QuarantineDesk:
 
     # --- keep, purge -------------------------------------------------------------------------
     async def _keep(self, want: QuarantineAsk, until_s: float) -> None:
-        """End a VM without a record; return once only its entry in the quarantine is left.
+        """End a VM that has no record; return once the VM is released.
 
         With `below_epoch`, end only a VM of an earlier epoch, which was moved to another node.
         """
@@ -135,7 +134,7 @@ class QuarantineDesk:
         elif guest is not None and (overtaken or not want.below_epoch):
             why = "moved elsewhere" if overtaken else "ended by hand"
             log.warning("%s", why, extra={"code": "ended_without_record", "uid": uid})
-            # no grace for a VM that was moved: the other copy may run by now (I1)
+            # a moved VM gets no grace: its copy on the other node may run by now (I1)
             guest.terminate(MOVED if overtaken else BY_HAND, at_once=overtaken)
             await self._gone(uid, until_s)
 
@@ -181,7 +180,7 @@ def _named(record: VmRecord, want: QuarantineAsk) -> VmRecord:
 
 
 def _stopped_here(record: VmRecord, uid: str, node: str, epoch: int) -> VmRecord:
-    """Return a saved record, changed to a stopped VM on this node."""
+    """Return the saved record, changed so that the VM is stopped and on this node."""
     requests = dict.fromkeys(("powered", "paused", "deleting", "evacuating"), False)
     place = {"uid": uid, "node": node, "epoch": epoch, "evacuation_target": None}
     return record.model_copy(update=place | requests)

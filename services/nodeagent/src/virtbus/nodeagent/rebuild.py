@@ -69,7 +69,7 @@ class Rebuild:
         """Join the incarnation of the bus that the request names.
 
         Raises:
-            VirtbusError: 503 `other_bus`: this node neither listed nor joined that incarnation.
+            VirtbusError: 503 `other_bus`: this node sees another incarnation of the bus.
                 503 `recovering`: the bus is not listed yet.
         """
         want = validate(JoinBus, request.data)

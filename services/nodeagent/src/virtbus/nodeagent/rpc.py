@@ -53,9 +53,10 @@ class AgentRpc:
         more: Sequence[Endpoint] = (),
         recovering: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[None]:
-        """Serve while the context is open. `guests` is the agent's own map of uid to actor.
+        """Serve while the context is open.
 
-        `more` are further endpoints. `recovering` returns True until the first list is complete.
+        `guests` is the agent's own map of uid to actor, and changes. `more` are further endpoints.
+        `recovering` returns True until the first list of records is complete.
         """
         self._guests = guests
         self._recovering = recovering
@@ -105,7 +106,6 @@ class AgentRpc:
         check_owner(account, self._guests[uid].vm.record.owner)
 
     def _interfaces(self, uid: str) -> Sequence[InterfaceStatus]:
-        """Return the interfaces of a VM on this node, as netd reported them."""
         net = self._guests[uid].vm.net.latest
         return net.interfaces if net else ()
 
@@ -129,14 +129,12 @@ class AgentRpc:
         return self._agents
 
     async def _counters(self, request: Request) -> Counters:
-        """Return the counters of a VM's NICs, as netd reads them now."""
         want = validate(CountersAsk, request.data)
         self.check_here(want.uid, request.account)
         subject = subjects.rpc(self._node, "netd", "traffic")
         return validate(Counters, await self._bus.request(subject, want, timeout_s=NETD_S))
 
     async def _network(self, request: Request) -> NetworkView:
-        """Return the path of the VM's packets, as netd sees it now."""
         want = validate(NetworkAsk, request.data)
         self.check_here(want.uid, request.account)
         subject = subjects.rpc(self._node, "netd", "path")

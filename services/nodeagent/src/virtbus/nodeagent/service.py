@@ -87,7 +87,7 @@ class NodeAgent:
                             self._up()
 
     def _more_endpoints(self) -> list[Endpoint]:
-        """Return the endpoints that `AgentRpc` does not make itself."""
+        """Return the endpoints that `AgentRpc` serves for other classes."""
         tools, vms = self._tools, self.vms
         rebuild = Rebuild(tools, vms)
         commands = Commands(tools, vms.actors, self._rpc.check_here)
@@ -121,13 +121,12 @@ class NodeAgent:
                 await asyncio.sleep(1.0)
 
     async def _resync(self, relist: Callable[[], None]) -> None:
-        """Read all records again, periodically."""
         while True:
             await asyncio.sleep(self._tools.settings.resync_s)
             relist()
 
     def _report(self) -> None:
-        """Report in the heartbeat how host and bus compare."""
+        """Report the node's readiness and its number of held VMs in the heartbeat."""
         vms, liveness = self.vms, self._liveness
         count, liveness.held = len(vms.actors), vms.listings.count(ABSENT)
         if vms.join.trusted:

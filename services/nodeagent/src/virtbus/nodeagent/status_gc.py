@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 MARKER_TTL_S = 86_400
 RETRY_S = 2.0
 LOOKED_KEPT = 10_000
-"""The number of remembered uids. The status of a forgotten uid is read again after each list."""
+"""The number of remembered uids. Each list of records reads the statuses of other uids again."""
 
 
 class StatusCollector:
@@ -25,7 +25,7 @@ class StatusCollector:
         self._queue: asyncio.Queue[str] = asyncio.Queue()
 
     def purged(self, uid: str) -> None:
-        """Schedule the purge for `uid`, unless it was scheduled before."""
+        """Schedule the purge of the status of `uid`; do nothing for a remembered uid."""
         if uid not in self._looked:
             self._looked[uid] = None
             if len(self._looked) > LOOKED_KEPT:

@@ -16,9 +16,9 @@ from virtbus.schemas.streams import ConsoleOpen, LogsRead, PortOpen, StreamOpen
 from virtbus.schemas.wire import validate
 
 STREAMS_AT_ONCE = 200
-"""The limit for each kind of stream on one node, except for screenshots."""
+"""The limit of concurrent streams of each kind on one node; SCREENSHOTS_AT_ONCE is separate."""
 SCREENSHOTS_AT_ONCE = 8
-"""The limit of concurrent screenshots. Each is in memory, with up to 32 MiB."""
+"""The limit of concurrent screenshots. Each uses up to 32 MiB of memory."""
 PICTURE_S = 60.0
 """The time in which a client must read a screenshot."""
 END_OF_LOG = "end of log"
@@ -61,7 +61,7 @@ class GuestStreams(Protocol):
 
 
 class DiskServers(GuestReadPort, Protocol):
-    """Lets the QEMU of a guest serve its disks, and connects to these servers."""
+    """Lets a guest's QEMU serve the guest's disks, and connects to the server in QEMU."""
 
     def connected(self, uid: str, reading: str) -> AbstractAsyncContextManager[Carry]:
         """Open a connection to the NBD server of the guest's QEMU for a reading (ADR 0079).
@@ -72,7 +72,7 @@ class DiskServers(GuestReadPort, Protocol):
 
 
 class Streams:
-    """Handles requests for streams. Each stream lives as long as its request's handler."""
+    """Handles requests for streams. A stream ends when the handler of its request returns."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Streams:
 
 
 def _address(interfaces: Sequence[InterfaceStatus]) -> str:
-    """Return the address by which the node reaches the guest: the first, preferably IPv4.
+    """Return the guest's first IPv4 address, or its first address if none is IPv4.
 
     Raises:
         VirtbusError: 409 `no_address`: the guest has no known address.
@@ -208,7 +208,7 @@ async def _tell(picture: bytes, stream: ByteStream) -> None:
 async def _type(stream: ByteStream, viewer: ConsoleViewer) -> None:
     """Forward the client's input to the guest.
 
-    The input's end does not end the session, because output may follow piped input.
+    The session continues after the end of the input, because output may follow piped input.
     """
     while keys := await stream.read():
         await viewer.write(keys)

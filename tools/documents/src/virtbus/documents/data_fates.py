@@ -63,7 +63,7 @@ _UNTOUCHED = {
     Data.LAYER: Outcome(Fate.STAYS, _BESIDE),
     Data.BACKUP: Outcome(Fate.STAYS, _BESIDE),
 }
-"""The outcomes for data that an event of a VM on its node does not touch."""
+"""The outcomes of an event of a VM for the data that the event does not touch."""
 _FULL = Outcome(Fate.STAYS, _BESIDE, "new ones are refused while `local` is full")
 _LEFT_ON = f"{_UNINSTALL}::test_a_purge_of_the_host_is_refused_while_there_is_data"
 

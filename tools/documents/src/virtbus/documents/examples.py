@@ -1,9 +1,10 @@
 """Generates one full and one minimal instance of every message from its fields.
 
-A field's value comes from `_VALUES`, by `Model.field` or by the field's name, otherwise from its
-type. So a new field appears in the golden bytes automatically. In a full instance, a field has its
-default only if the model accepts no other value together with the other fields. The model accepts
-some combinations that a request must not have, so a full instance may be refused as a request.
+`_VALUES` gives the value of a field, by `Model.field` or by the field's name. If it has no value,
+the field's type gives one, so that a new field appears in the golden bytes automatically.
+
+In a full instance, a field has its default only if the other fields permit no other value. A full
+instance may be refused as a request, because models accept more combinations than requests.
 """
 
 import types

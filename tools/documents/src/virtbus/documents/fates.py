@@ -20,7 +20,7 @@ class Data(StrEnum):
 
 
 class Fate(StrEnum):
-    """The outcome for the data."""
+    """The effect of an event on data."""
 
     STAYS = "stays"
     REMOVED = "removed"

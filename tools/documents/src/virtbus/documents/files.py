@@ -73,7 +73,7 @@ def reference_files(root: Path) -> dict[Path, str]:
 
 
 def kubernetes_files(root: Path) -> dict[Path, str]:
-    """Return the CRDs and the plain manifests, by path; the folder of both is the Helm chart."""
+    """Return the CRDs and the plain manifests of the Helm chart, by path."""
     chart = root / "deploy" / "kubernetes"
     folder = chart / "crds"
     note = f"# Written by `{COMMAND}` (make docs) from the code; edit that.\n"

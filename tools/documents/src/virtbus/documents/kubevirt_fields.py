@@ -88,7 +88,7 @@ def _verdicts(rows: tuple[Field, ...]) -> Iterator[str]:
 
 
 def says(row: Field) -> bool:
-    """Return False for an object that only holds other fields."""
+    """Return False for an object or list that only holds other fields."""
     return row.kind not in {FieldType.OBJECT, FieldType.LIST} or bool(row.why)
 
 

@@ -107,7 +107,7 @@ def _sources(root: Path) -> list[Path]:
 
 
 def _raised(path: Path) -> list[Raised]:
-    """Return the errors that a module raises, or that its subclasses of VirtbusError stand for.
+    """Return the errors that a module raises, directly or by its subclasses of VirtbusError.
 
     The function finds calls `VirtbusError(Code.X, "reason", …)`, calls of `__init__` with such
     arguments, and the reasons of `check_version`.

@@ -10,7 +10,7 @@ from virtbus.nodeagent.vm.status import VISIBLE
 from virtbus.schemas import operation
 
 EVERYWHERE = 8
-"""An event that leads to one state from more states than this is listed, not drawn."""
+"""The diagrams omit an event that leads to one state from more than this number of states."""
 
 Rows = list[tuple[str, str, str, str]]
 """Rows of state, event, next state, and actions."""
@@ -157,7 +157,7 @@ def _node(state: str) -> str:
 
 
 def _drawn(rows: Rows, first: str) -> list[str]:
-    """Return a mermaid diagram. Lines above it have events with more sources than EVERYWHERE."""
+    """Return a mermaid diagram, below lines for the events that the diagram omits."""
     sources: dict[tuple[str, str], list[str]] = {}
     for state, event, following, _ in rows:
         sources.setdefault((event, following), []).append(state)

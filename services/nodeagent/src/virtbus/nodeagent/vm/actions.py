@@ -1,4 +1,4 @@
-"""Carries out the actions of the state table: runs operations as named child tasks of one VM."""
+"""Carries out the actions of the table in `machine.py`, as named child tasks of one VM."""
 
 import asyncio
 import logging
@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 SOON_S = 1.0
 STABLE_S = 60.0
-"""Time after which a run counts as stable, and resets the backoff. It is as long as the longest
-backoff, so that retries of a crashing guest never become faster."""
+"""The time after which a running guest counts as stable, which resets the backoff. The time equals
+the longest backoff, so that a reset never makes the retries of a crashing guest faster."""
 SYNCS = ("pause", "disks", "limits", "resources", "drives", "links", "nics")
 """Tasks that bring a running guest to the state of its record."""
 
@@ -48,7 +48,7 @@ WRITING = frozenset({"prepare", "save"})
 """Tasks that write the VM's files in threads. A cancellation does not end such a thread."""
 
 Operation = Callable[[], Awaitable[Outcome | MachineEvent | None]]
-"""A step whose result is posted: an event, or an `Outcome` with its event."""
+"""A step. Its result is posted: an event, or the event of an `Outcome`."""
 Change = Callable[[ActorState, AgentPorts, VmRecord], Awaitable[None]]
 
 
@@ -65,8 +65,8 @@ class Tasks:
     def run(self, name: str, work: Work, failed: Callable[[], None] | None = None) -> None:
         """Run `work` as the VM's child task `name`; cancel an earlier task of that name.
 
-        An unexpected error is logged with its traceback, and `failed` is called. So the error
-        affects no other VM, and this VM gets a defined phase.
+        An unexpected error is logged, and `failed` is called to give the VM a defined phase. The
+        error does not affect other VMs.
         """
         assert self.group is not None  # noqa: S101  set before the first event is taken
         self.stop(name)
@@ -85,7 +85,6 @@ class Tasks:
                 failed()
 
     def stop(self, *names: str) -> None:
-        """Cancel the tasks with these names."""
         for name in names:
             if name in self._tasks:
                 self._tasks[name].cancel()
@@ -98,7 +97,6 @@ class Tasks:
         self._timer = None if then is None else loop.call_later(after_s, then)
 
     def cancel(self) -> None:
-        """Cancel the timer and all child tasks."""
         self.set_timer(0, None)
         self.stop(*self._tasks)
 
@@ -108,17 +106,17 @@ class Tasks:
         return task if task is not None and not task.done() else None
 
     def begun(self, *names: str) -> list[asyncio.Task[None]]:
-        """Return the tasks of these names that were begun, also those that ended."""
+        """Return the tasks of these names, including tasks that have ended."""
         return [self._tasks[name] for name in names if name in self._tasks]
 
     async def written(self) -> None:
-        """Return once no cancelled task still writes a file in a thread."""
+        """Wait until all tasks of WRITING have ended, cancelled tasks included."""
         if self._writing:
             await asyncio.wait(self._writing)
 
 
 class Actions:
-    """The actions of one VM. Their results are posted as events."""
+    """The actions of one VM. Each action posts its result as an event."""
 
     def __init__(
         self,
@@ -132,12 +130,12 @@ class Actions:
         self.tasks = Tasks(vm.record.uid)
         self._copy = RecordCopy(tools.files, lambda: vm.record)
         self._asks_netd = self._asks_imaged = vm.resumed
-        """Each is True if the next `_prepare` asks that service, whose last report may be old. With
-        netd, imaged is asked also if its report is not valid. While an operation copies or replaces
-        the disks of the VM, which is off, imaged does not answer."""
+        """True if the next `_prepare` drops the last report of that service, which may be old, and
+        asks the service again. When `_prepare` asks netd, it also asks imaged if imaged's report is
+        not `valid`: imaged answers only after all operations on the disks of the VM have ended."""
         self._again: dict[str, SmallEvent] = {}
         self._ended = SmallEvent()
-        """Stops the repeated requests to end the guest once it has ended, or is destroyed."""
+        """When set, the current `shutdown` or `destroy` stops repeating its request."""
 
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
@@ -164,14 +162,13 @@ class Actions:
         self.tasks.run(name, partial(until_done, work, self._vm, self._report, over, again))
 
     def _keep(self, name: str, operation: Operation) -> None:
-        """Like `_until_done`, but keep a running task, and end its delay before the next try."""
+        """Like `_until_done`; if the task runs already, only end its delay before the next try."""
         if self.tasks.running(name) is None:
             self._until_done(name, operation)
         else:
             self._again[name].set()
 
     def _explain(self, outcome: Outcome) -> None:
-        """Record the error of an operation in the status, emit it as an event, and log it."""
         error, vm = outcome.error, self._vm
         if error is None or (vm.phase, outcome.event) in UNEXPLAINED:
             return
@@ -216,7 +213,7 @@ class Actions:
         if before:
             await asyncio.wait(before)
         accelerator = self._tools.accelerator(record)
-        if vm.image.latest is not None:  # otherwise no domain is defined
+        if vm.image.latest is not None:  # without disks, `start` defines no domain
             vm.observed.accelerator = accelerator
         kept = vm.observed.disks.addresses
         outcome = await start(
@@ -259,7 +256,7 @@ class Actions:
                 seen.network_lost = error.body.message
             self._report()
         if seen.ready:
-            return  # the adopted guest was ready before
+            return  # the guest was ready before a pause or before the agent's restart
         record = vm.record
         seen.ready = await await_ready(record, vm.net, self._tools, rebooted=seen.rebooted)
         seen.ready_ns = self._tools.bus.sources.time_ns()
@@ -285,7 +282,7 @@ class Actions:
             self._post(missed(self._vm.phase, facts))
 
     def _sync(self, name: str, apply: Change) -> None:
-        """Run `apply` until it ran with the latest record. One task does this, as in `_pause`."""
+        """Run `apply` in one task until `apply` has run with the latest record."""
 
         async def until_same() -> None:
             record: VmRecord | None = None
@@ -310,7 +307,7 @@ class Actions:
             self._destroy()
 
     def _destroy(self) -> None:
-        self._ended.set()  # the guest is not asked again
+        self._ended.set()  # ends the repetition of `shutdown`
         self._ended = SmallEvent()
         uid, hypervisor = self._vm.record.uid, self._tools.hypervisor
         self._until_done(
@@ -370,7 +367,7 @@ class Actions:
 
 
 def _begin_again(actions: Actions, seen: Observed) -> None:
-    """Forget failed attempts, after a run or before the start of a VM that was off."""
+    """Reset the backoff, after a stable run or before the start of a VM that was off."""
     seen.attempt = 0
     actions._asks_netd, actions._asks_imaged = True, False
 
@@ -378,7 +375,7 @@ def _begin_again(actions: Actions, seen: Observed) -> None:
 def _sync_disks(
     vm: ActorState, tools: AgentPorts, report: Callable[[], None], tasks: Tasks
 ) -> None:
-    """Change the disks in one task, which also takes later records."""
+    """Start the task that changes the disks, or wake it for the latest record."""
     vm.disks_changed.set()
     if tasks.running("disks") is None:
         tasks.run("disks", partial(live_changes.keep_disks, vm, tools, report))
@@ -387,9 +384,9 @@ def _sync_disks(
 def follow_network(
     vm: ActorState, tools: AgentPorts, report: Callable[[], None], tasks: Tasks
 ) -> None:
-    """Report the network of a VM that is off, once the network is in the state of the record.
+    """Report the network of a VM that is off, or start a task that waits for it.
 
-    A background task waits for that state.
+    The network is reported once it is in the state of the record.
     """
     if vm.record.spec.network_state is None or vm.phase not in OFF or vm.ends:
         return

@@ -1,6 +1,6 @@
-"""Implements the actor of one VM: it takes events in order and runs the actions of the tables.
+"""Implements the actor of one VM, which takes events in order and runs the tables' actions.
 
-Operations run as child tasks, and post an event at their end. So the actor can handle a delete
+Operations run as child tasks and post an event at their end. So the actor can handle a delete
 while an operation waits.
 """
 
@@ -110,14 +110,14 @@ class VmActor:
         self._signal("recall" if recall else "settled")
 
     def refuse(self, why: str) -> None:
-        """Reject a VM that is new here: start nothing, and release what imaged and netd made."""
+        """Reject a VM that is new on this node, and release its disks and network."""
         self.vm.reasons = replace(self.vm.reasons, refused=why)
         self._signal("refuse")
 
     def hold(self, why: str) -> None:
-        """Start and end nothing from now on, but complete an accepted delete.
+        """Start and end no guest from now on.
 
-        Observation and status continue.
+        An accepted delete, observation and status continue.
         """
         if self.vm.reasons.held != why:
             self.vm.reasons = replace(self.vm.reasons, held=why)
@@ -144,7 +144,7 @@ class VmActor:
             self._signal("terminate")
 
     def set_desired(self, record: VmRecord) -> None:
-        """Take a new version of the record, unless its epoch is older than the present one."""
+        """Take a new version of the record; ignore a version with a lower epoch."""
         if record.epoch < self.vm.record.epoch:
             return
         if record.generation != self.vm.record.generation:
@@ -171,7 +171,7 @@ class VmActor:
 
     # --- inputs ----------------------------------------------------------------------------------
     def post(self, event: MachineEvent | None) -> None:
-        """Enqueue an event, if there is one and the table's guard accepts it."""
+        """Enqueue the event if the table's guard accepts it; do nothing for None."""
         late = self._tools.hypervisor.start_under_way(self.vm.record.uid)
         starting = late or self._does.tasks.running("start") is not None
         powered = self.vm.record.powered
@@ -184,7 +184,6 @@ class VmActor:
         self._posted.set()
 
     def on_dependency(self, ready: ImageReady | NetReady) -> None:
-        """Handle a ready event of imaged or netd."""
         if isinstance(ready, ImageReady):
             self.vm.image.receive(ready)
         elif self.vm.phase not in UP:
@@ -197,7 +196,7 @@ class VmActor:
             self.report()
 
     def on_change(self, change: DomainChange) -> None:
-        """Handle a change that is no event of the table: a reboot, a panic, a fired watchdog.
+        """Handle a change that is not an event of TABLE: a reboot, a panic or a fired watchdog.
 
         A rebooted guest is ready once it answers again. If a fault ends the guest, libvirt reports
         that end separately.
@@ -223,7 +222,7 @@ class VmActor:
                 if self.vm.resumed:
                     await self._recall(decisive=self.vm.control in RECALLS)
                     self._signal("recalled")
-                # only after _recall(): the writer could overwrite the status that it reads
+                # the writer starts after `_recall`, because it could overwrite the last status
                 self._writer = group.create_task(self._status.run())
                 while self.vm.phase != "gone":
                     if not self._events:
@@ -294,7 +293,6 @@ class VmActor:
             self._status.report(self.status())
 
     def status(self) -> VmStatus:
-        """Return the VM's current status."""
         return status(self.vm, self._tools.bus.sources.time_ns())
 
     _ACTIONS: ClassVar[Mapping[Action, Callable[["VmActor"], Awaitable[None] | None]]] = {

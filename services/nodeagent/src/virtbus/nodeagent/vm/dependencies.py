@@ -1,6 +1,6 @@
 """Waits for a VM's disks and network, which imaged and netd report.
 
-After a time without a report, the agent asks imaged or netd for a report.
+If no report arrives in time, the agent requests it.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ ASK_TIMEOUT_S = 3.0
 WORKING = {"image_pulling": "the image is being fetched; `virtbus events -f` shows how far it is"}
 ASK_AGAIN_S = (0.25, 5.0)
 RECOVERING = "recovering"
-"""The reason of a temporary refusal, by a service that has just started."""
+"""The reason in a refusal by a service that has just started. The agent asks again."""
 
 
 class Dependency(Generic[Part]):
-    """One part of a VM, its disks or its network, made by one service."""
+    """One part of a VM: its disks, which imaged makes, or its network, which netd makes."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Dependency(Generic[Part]):
     ) -> None:
         """`record` returns the VM's latest record. `report` is called when `silence` changes.
 
-        `work` counts the requests that make a part invalid.
+        `work` counts the requests that change disks of VMs, and so make the part invalid.
         """
         self._work = work or DiskWork()
         self._work_before = self._work.requests
@@ -66,15 +66,15 @@ class Dependency(Generic[Part]):
         return self._part if self._part is not None and self._part.error is None else None
 
     def receive(self, part: Part) -> None:
-        """Take a ready event like `_take`, unless only the answer to a request counts."""
+        """Take the part of a ready event; ignore it while only an answer counts (`reset`)."""
         if not self._needs_answer:
             self._take(part)
 
     def _take(self, part: Part) -> bool:
-        """Take a part; return False if it does not count, so that the service is asked again.
+        """Take a part; return False if the part is rejected and the service must be asked again.
 
-        A part does not count if the service recovers, if the part contradicts the record, or if it
-        is of an earlier spec of a VM whose spec may change while the VM is off (`_earlier`).
+        A part is rejected if the service is recovering, if the part contradicts the record, or if
+        the part is of an earlier spec (`_earlier`).
         """
         if _earlier(part, self._record()):
             return False
@@ -94,14 +94,14 @@ class Dependency(Generic[Part]):
 
     @property
     def reached(self) -> bool:
-        """Return True if the part is there, and is of the latest record."""
+        """Return True if the service has made the part for the latest record."""
         return self.latest is not None and _is_of(self.latest, self._record())
 
     @property
     def valid(self) -> bool:
         """Return True if the part is of the latest record, and no later work made it invalid.
 
-        For a VM with volumes, return False: volumes may change their pool within a generation.
+        Always False for a VM with volumes: a volume may change its pool within a generation.
         """
         made, record = self.latest, self._record()
         if made is None or _age(made) < _age(record) or record.volume_refs:
@@ -151,7 +151,7 @@ class Dependency(Generic[Part]):
             await self._arrived.wait()
 
     async def _ask(self, wanted: Ensure, after_s: float) -> None:
-        """Request the part repeatedly, with growing delays. An answer counts as a ready event."""
+        """Request the part repeatedly, with growing delays, until cancelled."""
         record = wanted.record
         delay_s = after_s
         while True:
@@ -199,8 +199,8 @@ def _age(of: ImageReady | NetReady | VmRecord) -> tuple[int, int]:
 
 
 def _earlier(part: ImageReady | NetReady, record: VmRecord) -> bool:
-    """Return True for a part of an earlier spec of a VM that has a `network_state`.
+    """Return True if the VM has a `network_state`, and the part is of an earlier spec.
 
-    While such a VM is off, a later spec may add its disks, or change its network.
+    The spec of such a VM may add disks or change the network while the VM is off.
     """
     return record.spec.network_state is not None and part.generation < record.generation

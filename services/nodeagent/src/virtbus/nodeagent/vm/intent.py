@@ -15,15 +15,15 @@ from virtbus.schemas.resources import NO_LIMITS, Resources
 from virtbus.schemas.vm import VmRecord
 
 MOVED = "the VM was moved to another node without this one"
-"""The reason for keeping the disks of a VM that left this node by a fence or a rebuild."""
+"""The reason to keep the disks of a VM that a fence or a rebuild took from this node."""
 DisksWanted = tuple[dict[str, int], dict[str, str]]
 UNSEEN = frozenset[VmPhase]({"new", "starting"})
-"""Phases in which a requested pause cannot be seen yet."""
+"""Phases in which the agent cannot see yet if a requested pause took effect."""
 
 
 @dataclass(slots=True)
 class Applied:
-    """The requests of a VM's record that were already applied, in the memory of its actor."""
+    """The requests of a VM's record that its actor has applied. They are only in memory."""
 
     power_epoch: int = -1
     generation: int = 0
@@ -50,7 +50,7 @@ class Applied:
         disks = record.spec.domain.devices.disks
         self.runs_for = record.power_epoch
         limited = any(disk.limits for disk in disks)
-        self.limits = None if limited else {}  # None: libvirt's values are read
+        self.limits = None if limited else {}  # None: an update reads libvirt's values
         # resources are set after the start, so that a host without cgroups can start the guest
         self.resources = NO_LIMITS
         self.media = media(record)
@@ -66,14 +66,14 @@ class Applied:
         """Return True if the record requests a start for which the domain was not defined.
 
         The result is also True for a start request that was applied to a running guest, because
-        such a request does not change the domain. So the last status decides.
+        such a request does not change the domain. The caller then lets the last status decide.
         """
         return record.powered and self.power_epoch < record.power_epoch
 
     def events(self, record: VmRecord, phase: VmPhase) -> list[MachineEvent]:
-        """Return events for the record's requests that are not applied; count these as applied.
+        """Return the events for the record's pending requests; note the requests as applied.
 
-        A restart, and a start that must wait, stay pending.
+        A restart, and a start that must wait, are not noted and stay pending.
         """
         event = next_event(record, self, phase)
         if event == "restart":
@@ -94,8 +94,8 @@ class Applied:
     def taken(self, event: MachineEvent, phase: VmPhase) -> None:
         """Note that `event` was handled in `phase`.
 
-        A restart, and a start during a stop, take effect only after the guest has ended. So a start
-        is then due again.
+        A restart, and a start during a stop, take effect after the guest has ended. So a start is
+        due again at that time.
         """
         if (event == "run" and phase == "stopping") or (event == "restart" and phase in UP):
             self.powered = False
@@ -103,7 +103,7 @@ class Applied:
     def epochs(self, record: VmRecord, phase: VmPhase) -> tuple[int, int]:
         """Return the power epoch and the pause epoch for the status.
 
-        While a request is pending, its epoch is the previous one.
+        While a request is pending, the status shows the epoch of the previous request.
         """
         power, pause = record.power_epoch, record.pause_epoch
         if self.power_epoch >= 0 and next_event(record, self, phase) is not None:
@@ -115,13 +115,13 @@ class Applied:
 
 
 def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord) -> Applied:
-    """Return the requests that an existing domain shows as applied. `first` is the domain's event.
+    """Return the requests that an existing domain shows as applied.
 
-    If the domain has ended, start requests later than the one that the domain was defined for are
-    not applied.
+    `first` is the event for the domain's state. If the domain has ended, the last applied start
+    request is the one in the domain's metadata.
     """
     metadata = facts.metadata if facts is not None else None
-    # otherwise an earlier agent may have died before or after it changed the devices
+    # with another generation, an earlier agent may have died while it changed the devices
     same = metadata is not None and metadata.generation == record.generation
     defined_for = -1 if metadata is None else metadata.power_epoch
     return Applied(
@@ -135,17 +135,17 @@ def applied_by(facts: DomainFacts | None, first: MachineEvent, record: VmRecord)
         media=media(record) if same else None,
         disks=disks_wanted(record) if same else None,
         nics=nic_set(record) if same else None,
-        # the limits in force are read again, if the record has any
+        # NO_LIMITS: if the record has limits, an update reads the limits in force
         resources=NO_LIMITS if same else None,
     )
 
 
 def next_event(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
-    """Return the event for a record, or None if it requests nothing new.
+    """Return the event for the pending delete, stop, restart or start; None if none is pending.
 
     A start that came while the VM was stopping is pending until the VM has stopped. A stop is
-    pending again if the VM runs anyway. A changed spec retries a VM that failed permanently. A
-    restart is pending while a guest of an earlier start runs.
+    pending again if the VM runs anyway. A restart is pending while a guest of an earlier start
+    runs. A changed spec starts a VM again that failed permanently.
     """
     if record.ending:
         again = before.deleting and before.delete_grace_s == record.delete_grace_s
@@ -174,10 +174,9 @@ def next_pause(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEven
 
 
 def next_update(record: VmRecord, before: Applied, phase: VmPhase) -> MachineEvent | None:
-    """Return "update" if a guest, or the preparation of its start, differs from the record.
+    """Return "update" if the guest, or the preparation of its start, does not match the record.
 
-    A guest can differ by its disks, limits, media, NICs or resources. It differs also if some of
-    them are unknown.
+    A guest matches if its disks, limits, media, NICs and resources are known and are the record's.
     """
     if record.ending or not record.powered:
         return None
@@ -205,7 +204,7 @@ def nic_set(record: VmRecord) -> frozenset[tuple[str, str]]:
 def disks_wanted(record: VmRecord) -> DisksWanted | None:
     """Return the sizes of disks, and the folders of volumes, by the names of disks.
 
-    None while a volume is being detached: the agent then looks each time if the guest still has it.
+    None while a volume is being detached: each call then checks if the guest still has the volume.
     """
     if record.detaching:
         return None
@@ -235,8 +234,8 @@ def due_links(
 ) -> list[tuple[str, str, LinkState]]:
     """Return the NICs whose link differs from the record, as device, name and wanted state.
 
-    `nics` are the guest's NICs by name, and `seen` the known states of their links. A NIC whose
-    state is unknown is due.
+    `nics` are the guest's NICs by name. `seen` are the known states of their links. A NIC whose
+    link state is unknown is due.
     """
     wanted = record.spec.domain.devices.interfaces
     due = [(nic.name, nic.state or LinkState.UP) for nic in wanted if nic.name in nics]

@@ -1,7 +1,7 @@
 """Brings the devices of a running guest to the state of its record, and notes the new state.
 
-Each function is safe to repeat. After an error the caller repeats it, with the latest record;
-`keep_disks` repeats its steps by itself.
+Each function is idempotent. After an error, the caller repeats the function with the latest record.
+Only `keep_disks` repeats its steps by itself.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from virtbus.schemas.resources import NO_LIMITS, Resources, ResourcesInForce
 from virtbus.schemas.vm import VmRecord
 
 BALLOON_S, BALLOON_POLL_S = 1.0, 0.1
-"""Seconds in which a guest's balloon driver changes the balloon, and seconds between two checks."""
+"""Seconds to wait for a guest's balloon driver, and seconds between two checks of the balloon."""
 
 
 async def keep_disks(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
@@ -54,12 +54,13 @@ async def set_limits(vm: ActorState, tools: AgentPorts, record: VmRecord) -> Non
 async def set_resources(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
     """Set the guest's limits on the host. The guest gives memory back if its balloon driver runs.
 
-    If the record has no limits, and virtbus has set none, the guest is not changed: limits that a
-    person has set with libvirt stay.
+    Limits that a person has set with libvirt stay if virtbus has set none and the record has none.
+
+    The status shows each error. An error for a limit that this host does not support is not raised.
 
     Raises:
-        VirtbusError: an error of libvirt, except that this host does not support a limit. 503
-            `memory_kept`: the guest has not given its memory back. The status shows the error.
+        VirtbusError: an error of libvirt. 503 `memory_kept`: the guest has not given its memory
+            back.
     """
     seen, wanted = vm.observed, resources(record)
     ours = seen.resources_error is not None or seen.resources not in {None, ResourcesInForce()}
@@ -77,7 +78,10 @@ async def set_resources(vm: ActorState, tools: AgentPorts, record: VmRecord) -> 
 async def _set_resources(
     vm: ActorState, tools: AgentPorts, record: VmRecord, wanted: Resources
 ) -> VirtbusError | None:
-    """Set the limits; return one error if any occurred. The balloon has BALLOON_S to follow."""
+    """Set the limits; return one error if any occurred.
+
+    Wait up to BALLOON_S for the balloon, but not again after `memory_kept`.
+    """
     seen, loop = vm.observed, asyncio.get_running_loop()
     known = seen.resources_error is not None and seen.resources_error.reason == "memory_kept"
     limit_s = loop.time() + (0 if known else BALLOON_S)
@@ -90,7 +94,7 @@ async def _set_resources(
 
 
 def _memory_kept(wanted: Resources, found: ResourcesInForce | None) -> VirtbusError | None:
-    # None: not read, or all of the guest's memory
+    # `found` is None if not read; its `memory_bytes` is None for all of the guest's memory
     if found is None or found.memory_bytes in {None, wanted.memory_bytes}:
         return None
     message = (
@@ -101,7 +105,7 @@ def _memory_kept(wanted: Resources, found: ResourcesInForce | None) -> VirtbusEr
 
 
 async def change_media(vm: ActorState, tools: AgentPorts, record: VmRecord) -> None:
-    """Eject and insert media. Raises VirtbusError, which the status shows meanwhile."""
+    """Eject and insert media. Raises VirtbusError, which the status shows until a success."""
     try:
         await set_drives(record, vm.image, tools, vm.observed.disks.addresses)
     except VirtbusError as error:
@@ -116,7 +120,7 @@ async def change_nics(
     """Plug and unplug NICs; call `changed` when the guest has the NICs of the record.
 
     Raises:
-        VirtbusError: a NIC is not changed yet. The status shows the error meanwhile.
+        VirtbusError: a NIC is not changed yet. The status shows the error until a success.
         BusError: netd does not answer.
     """
     seen = vm.observed

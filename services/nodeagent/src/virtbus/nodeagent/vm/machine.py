@@ -19,7 +19,7 @@ VmPhase = Literal[
     "waiting",  # the next start follows after a delay
     "backing off",  # the start failed; the next one follows after a delay
     "failed",  # failed permanently: only a request or change by the user helps
-    "ending",  # being deleted; the guest still runs or starts
+    "ending",  # the VM is being deleted, but the guest still runs or starts
     "releasing",
     "released",
     "gone",
@@ -48,7 +48,7 @@ MachineEvent = Literal[
     "paused",
     "resumed",
     "shut down",  # the guest powered itself off
-    "ended",  # the guest was destroyed, by us or from outside
+    "ended",  # the guest was destroyed, by the agent or from outside
     "crashed",
     "found starting",  # at the agent's start, libvirt still starts the guest
     # Timers.
@@ -64,9 +64,9 @@ Action = Literal[
     "start",  # define and create; ends in "started", "paused" or a "start" event
     "await start",  # wait for the end of a start that an earlier agent began
     "sync pause",  # pause or resume the guest's CPUs as the record says
-    "sync disks",  # attach, detach and grow its volumes as the record says
-    "sync limits",  # set the limits of its disks as the record says
-    "sync resources",  # set its limits on the host as the record says
+    "sync disks",  # attach, detach and grow the guest's volumes as the record says
+    "sync limits",  # set the limits of the guest's disks as the record says
+    "sync resources",  # set the guest's limits on the host as the record says
     "sync drives",  # eject and insert media as the record says
     "sync nics",  # plug and unplug NICs as the record says
     "shutdown",  # ask the guest by ACPI, and set the grace timer
@@ -203,7 +203,7 @@ EVACUATING = frozenset[VmPhase]({"releasing", "released", "gone"})
 SETTLED = frozenset[VmPhase]({"stopped", "succeeded", "failed", *UP})
 """Stable phases, in which the VM must match its record."""
 START_LATER = frozenset[VmPhase]({"stopping", "running", "paused"})
-"""In these phases a start is deferred until the guest has stopped or is confirmed running."""
+"""Phases in which a start waits until the guest has stopped or is confirmed running."""
 REQUESTS = frozenset[MachineEvent](
     {"run", "halt", "restart", "pause", "unpause", "update", "delete"}
 )
@@ -217,7 +217,7 @@ ALSO: dict[tuple[VmPhase, MachineEvent], tuple[Action, ...]] = {
     **{(phase, event): ("stop ending",) for phase in PHASES for event in ENDINGS},
     **{(phase, "purged"): ("defer purge",) for phase in set(PHASES) - {"released"}},
 }
-"""Actions of an event in addition to its row. They alone cause no report."""
+"""Actions of an event in addition to the actions of its row. ALSO alone causes no report."""
 AT_REST: dict[VmPhase, tuple[Action, ...]] = {
     **dict.fromkeys(SETTLED, ("settle",)),
     "released": ("replay",),
@@ -226,7 +226,7 @@ AT_REST: dict[VmPhase, tuple[Action, ...]] = {
 
 
 Guard = Literal[
-    "no start is in flight",  # during a start, the code that stops the guest reports its end
+    "no start is in flight",  # during a start, the task that stops the guest posts its end
     "the record asks for a guest",
     "never",  # the event is a late result of an earlier step
 ]
@@ -241,18 +241,18 @@ UNEXPLAINED = {
     for phase in set(PHASES) - {"starting"}
     for event in ("start failed", "start later")
 }
-"""Results of a start that the agent itself ended. The error is then no failure of the VM."""
+"""Results of a start that the agent itself ended. Their error is no failure of the VM."""
 
 
 Control = Literal[
     "following",  # the agent applies the record
-    "recalling",  # it reads the last status first, which shows the requests applied so far
-    "held",  # it starts and ends nothing; observation and status continue
+    "recalling",  # the agent first reads from the last status which requests are applied
+    "held",  # the agent starts and ends nothing; observation and status continue
     "recalling, held",
     "recalling, terminated",
-    "refused",  # it rejects the VM and releases what imaged and netd made
+    "refused",  # the agent rejects the VM, and releases its disks and network
     "refused, held",
-    "terminated",  # it ends the VM, which has no record
+    "terminated",  # the agent ends the VM, which has no record
 ]
 """The rights of the agent on a VM: the state of the second table."""
 
@@ -270,7 +270,7 @@ Signal = Literal[
 
 Effect = Literal[
     "apply",  # post the requests of the record that are not applied yet
-    "apply or report",  # post them; if there are none, write the status
+    "apply or report",  # as "apply"; if there are no such requests, write the status
     "report",
     "save",
     "replay",  # take the deferred events again
@@ -325,8 +325,8 @@ HELD_BACK = frozenset[MachineEvent](
 )
 """Events that would start or end a guest: they are deferred while the VM is on hold."""
 DROPPED = frozenset[MachineEvent]({"restart", "pause", "unpause"})
-"""Events that are dropped, not deferred, while the VM is on hold. They are level-triggered: the
-actor raises them again until they take effect."""
+"""Events that are dropped while the VM is on hold. They are level-triggered: the actor posts them
+again until they take effect."""
 NOT_HELD = frozenset[VmPhase]({"ending", *EVACUATING})
 """Phases in which a hold has no effect: an accepted delete continues, even on another bus."""
 
@@ -367,7 +367,7 @@ def accepts(phase: VmPhase, event: MachineEvent, *, starting: bool, powered: boo
 
 
 def control(state: Control, signal: Signal, phase: VmPhase) -> tuple[Control, tuple[Effect, ...]]:
-    """Return the next state in CONTROL and the effects, in order; no change without a row."""
+    """Return the next state in CONTROL and the effects, in order; `state` if there is no row."""
     if signal == "hold" and phase in NOT_HELD:
         return state, ()
     return CONTROL.get((state, signal), (state, ()))

@@ -35,7 +35,7 @@ GUEST_FAULTS = {
     DomainChange.WATCHDOG_RESET: "reset",
     DomainChange.WATCHDOG_SHUTDOWN: "shutdown",
 }
-"""Failures that may precede an end or a reboot, each with the watchdog's action."""
+"""Failures of a guest, each with the action of its watchdog; empty for a panic."""
 WORDS = {"watchdog": "was powered off by its watchdog"}
 FOUND: dict[DomainState, MachineEvent] = {
     DomainState.RUNNING: "started",
@@ -74,14 +74,14 @@ class Observed:
     reboots: int = 0
     rebooted_ns: int | None = None
     rebooted: bool = False
-    """True after a reboot. Then earlier console output is no sign of readiness."""
+    """True after a reboot, so that earlier console output is no sign of readiness."""
     last_exit: GuestExit | None = None
     ran: bool = False
-    """True if a guest was up since the last end. Otherwise a stop ends no guest."""
+    """True if a guest was up since the last end. If False, a stop reports no end of a guest."""
     fault: Literal["", "panicked", "watchdog"] = ""
     """The failure that explains a crash of this run."""
     end_reported: bool = False
-    """True if an earlier agent reported the guest's end. Then `last_exit` is kept."""
+    """True if an earlier agent reported the guest's end, so that `last_exit` is kept."""
     attempt: int = 0
     ready: str = ""
     ready_ns: int = 0
@@ -114,7 +114,7 @@ class Observed:
     resources_error: ErrorBody | None = None
     """The error of the last change of the limits on the host."""
     disks: GuestDisks = field(default_factory=GuestDisks)
-    """The addresses and volumes of this run, or of the last one, and the pending changes."""
+    """The addresses and volumes of this or the last run, and the pending changes."""
     drives_error: ErrorBody | None = None
     """The error of the last change of a medium. The agent retries the change."""
     frozen: Frozen | None = None
@@ -126,7 +126,6 @@ class Observed:
         self.stage, self.reason, self.message = stage, reason, message
 
     def recovered(self) -> None:
-        """Forget the last failure."""
         self.failed("", "", "")
 
     def started(self, record: VmRecord, addresses: Addresses) -> None:
@@ -182,7 +181,7 @@ def _note_ending(
 ) -> None:
     seen.started_ns, seen.ready = None, ""
     _forget_freeze(record, seen, tools)
-    # libvirt's event, a comparison and our own call may all report one end
+    # one end may be reported by libvirt's event, by a comparison and by our own call
     if phase == before:
         return
     how = (event == "crashed" and seen.fault) or HOW[event]
@@ -238,9 +237,9 @@ def note_fault(change: DomainChange, record: VmRecord, seen: Observed, tools: Ag
 def found(facts: DomainFacts | None, *, powered: bool) -> MachineEvent | None:
     """Return the event for a domain that the agent finds at its start.
 
-    None if there is no event: then the record decides (I16). A shut-off domain counts as an end
-    only if the VM should run. An agent that died between define and create leaves a domain that
-    never ran, with an unknown end.
+    If there is no event, return None, and the record decides (I16). A shut-off domain counts as an
+    end only if the VM should run and the way of the end is known. An agent that died between define
+    and create leaves a domain that never ran, whose end is unknown.
     """
     if facts is None:
         return None
@@ -260,13 +259,13 @@ def missed(phase: VmPhase, facts: DomainFacts | None) -> MachineEvent | None:
 def ended_before(
     last_status: VmStatus | None, record: VmRecord, first: MachineEvent | None, *, readable: bool
 ) -> MachineEvent | None:
-    """Return how the guest ended, from its last status, if its domain does not show it.
+    """Return how the guest ended, from its last status, if its domain does not show the end.
 
     libvirt forgets why a domain is shut off when libvirt or the host restarts. Without this
     function a guest that had powered itself off, or that runs only once, would be started again.
 
-    If the last status shows a running guest, the end of the domain (`first`) is that guest's end.
-    The domain may have been defined for an earlier start. If the status is unreadable, a guest that
+    If the last status shows a running guest, the end of the domain (`first`) is that guest's end,
+    even if the domain was defined for an earlier start. If the status is unreadable, a guest that
     runs only once counts as crashed, because it may have run.
     """
     once = record.spec.run_strategy in ONCE_ONLY

@@ -13,8 +13,8 @@ from virtbus.schemas.errors import VirtbusError
 log = logging.getLogger(__name__)
 
 Work = Callable[[], Awaitable[None]]
-"""A function that makes a coroutine when its task runs. So a task that is cancelled before it runs
-leaves no coroutine that was never awaited."""
+"""Makes a coroutine only when its task runs. So a task that is cancelled before it runs leaves no
+coroutine that was never awaited."""
 
 
 async def until_done(
@@ -26,8 +26,8 @@ async def until_done(
 ) -> None:
     """Repeat an idempotent step until it succeeds. The status shows the last error.
 
-    If `over` is set, the goal was reached by other means, and the step is not repeated. Setting
-    `again` ends the delay before the next try, but only without an `over`.
+    If `over` is set, the goal was reached by other means, and the step is not repeated. Without
+    `over`, setting `again` ends the delay before the next try.
     """
     delay_s, reported = RETRY_S[0], ""
     while over is None or not over.is_set():

@@ -1,4 +1,4 @@
-"""Defines the state of one VM in the agent, apart from running tasks."""
+"""Defines the state that an actor keeps for its VM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from virtbus.schemas.vm import VmRecord
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """The reasons for the VM's state in CONTROL. A reason that does not apply is empty."""
+    """The reasons for the VM's `Control` (`machine.py`). A reason that does not apply is empty."""
 
     held: str = ""
     """The reason why nothing may be started or ended now."""

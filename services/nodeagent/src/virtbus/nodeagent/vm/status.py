@@ -1,4 +1,4 @@
-"""Derives the status of a VM, and writes the latest one until the bus has it."""
+"""Derives the status of a VM, and repeats the write of the latest status until it succeeds."""
 
 import asyncio
 import logging
@@ -136,7 +136,6 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
 
 
 def _of_guest(observed: Observed) -> Iterator[Condition]:
-    """Yield the conditions of a guest that is up."""
     if observed.lost_pid:
         yield Condition(type=GUEST_LOST, status=True, message=lost_message(observed.lost_pid))
     if observed.frozen is not None:
@@ -169,7 +168,6 @@ def _network(vm: ActorState) -> Iterator[Condition]:
 
 
 def _directories_lost(tags: Sequence[str]) -> Condition:
-    """Return the condition of a guest whose access to directories waits for ever."""
     message = (
         f"virtiofsd has ended, so the guest waits for ever in {', '.join(tags)}; restart the VM: "
         "`virtbus vm restart`"
@@ -185,13 +183,12 @@ def _detached(vm: ActorState) -> tuple[str, ...]:
 
 
 def _other_disks(vm: ActorState) -> bool:
-    """Return True if a volume's disk has other properties in the record than in the guest."""
+    """Return True if the record and the guest have different properties of a volume's disk."""
     seen = vm.observed.disks.hashes
     return any(seen.get(name, one) != one for name, one in vm.wanted_disks.items())
 
 
 def _disks_pending(pending: Mapping[str, str]) -> Condition:
-    """Return the condition of a guest whose disks are not as the record says yet."""
     (name, why), *more = sorted(pending.items())
     reason = why.partition(":")[0]
     message = f"{name}: {why}" + (f"; and {len(more)} more" if more else "")
@@ -208,7 +205,6 @@ def _paused(observed: Observed, *, asked: bool) -> Condition:
 
 
 def _frozen(frozen: Frozen) -> Condition:
-    """Return the condition of a guest with frozen file systems."""
     until = datetime.fromtimestamp(frozen.until_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     reason, message = "Requested", f"its file systems are frozen until {until}"
     if frozen.trouble:
@@ -218,13 +214,11 @@ def _frozen(frozen: Frozen) -> Condition:
 
 
 def _media_pending(error: ErrorBody) -> Condition:
-    """Return the condition of a guest whose medium is not changed yet."""
     reason = "TrayLocked" if error.reason == "tray_locked" else "NotChanged"
     return Condition(type=MEDIA_PENDING, status=True, reason=reason, message=error.message)
 
 
 def _nics_pending(error: ErrorBody) -> Condition:
-    """Return the condition of a guest whose NICs differ from its record."""
     reason = NIC_REASONS.get(error.reason, "NotChanged")
     return Condition(type=NICS_PENDING, status=True, reason=reason, message=error.message)
 
@@ -253,22 +247,22 @@ class StatusWriter:
         """The revision that the next put expects.
 
         A put that hangs in a broken connection may arrive late, even after the status was purged.
-        Then the server refuses it, because the revision has changed.
+        The server then refuses the put, because the revision has changed.
         """
         self._dirty = SmallEvent()
         self._soon: asyncio.TimerHandle | None = None
         self.putting = asyncio.Lock()
         """Locked during a put.
 
-        A caller takes this lock before it cancels `run`. Otherwise an abandoned put could be stored
-        after later requests.
+        A caller takes this lock before it cancels `run`. Without the lock, a cancelled put could be
+        stored after later requests.
         """
 
     def report(self, status: VmStatus) -> None:
         """Set the status to write; an unchanged status is not written again.
 
         A transient state is written after PASSING_S if it still applies. Other states are written
-        at once. Each state is also written at once if the bus still shows a guest that is up.
+        at once. So is a transient state while the bus still shows a guest that is up.
         """
         self._latest = status
         if self._up or status.state not in PASSING:
@@ -310,7 +304,7 @@ class StatusWriter:
     async def _put(self, status: VmStatus) -> int:
         """Write the status over any value; return the new revision.
 
-        Only this process writes statuses of a VM on this node.
+        Overwriting is safe, because only this process writes the VM's status on this node.
         """
         key, body = subjects.vm_status(status.node, status.uid), fitted_bytes(status)
         try:
@@ -347,7 +341,7 @@ class StatusWriter:
         return None, False
 
     def _recalled(self, last: VmStatus | None) -> VmStatus | None:
-        """Return `last`. If its guest was up, write a status that was reported meanwhile."""
+        """Return `last`. If its guest was up, `run` writes a status that was reported meanwhile."""
         self._up = last is not None and last.state in WAS_UP
         if self._up and self._latest is not None:
             self._tell()

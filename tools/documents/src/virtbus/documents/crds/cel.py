@@ -1,13 +1,13 @@
-"""Writes kubebridge's validation rules in CEL, which API servers check themselves (ADR 0025).
+"""States kubebridge's validation rules in CEL, so that API servers check them (ADR 0025).
 
 Each `Cel` below states one rule of kubebridge in CEL, and has the message of that rule. A CEL
 expression cannot name the index of a list item, so a rule about several items reports the list.
 https://kubernetes.io/docs/reference/using-api/cel/
 
 An API server evaluates all rules at each write of an object, including writes of its status. For
-each step of a path it copies all that the schema declares there. Rules that match disks with
-volumes, or interfaces with networks, cost 0.7 ms each. So only the webhooks check these rules
-(ADR 0025).
+each step of a path, the server copies all that the schema declares at this step. Rules that match
+disks with volumes, or interfaces with networks, cost 0.7 ms each. So only the webhooks check these
+rules (ADR 0025).
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,8 +29,8 @@ BY_SCHEMA = frozenset(
 """Rules that schema keywords check: `required`, `maxItems` and `maxProperties`."""
 NAME_LENGTH = 63
 NAMES = ("volumes[]", "networks[]", "domain.devices.disks[]", "domain.devices.interfaces[]")
-"""Lists whose names are compared. For its estimate of the cost, an API server needs a maximum
-length of a name."""
+"""Lists whose names the rules compare. An API server estimates the cost of a comparison from the
+maximum length of a name."""
 SEVERAL = "'none, or more than one'"
 
 
@@ -38,8 +38,8 @@ class Cel(NamedTuple):
     """A rule on `self`, the value at the path `at`. A violation is reported at `path` below `at`.
 
     `shown` has a value for each `{}` in the rule's message: quoted text, or a CEL expression. The
-    API server must be able to estimate the expression's cost. An expression that searches for the
-    faulty item would cost too much.
+    API server limits the estimated cost of an expression. So an expression cannot search for the
+    faulty item.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Cel(NamedTuple):
             made["messageExpression"] = _filled(rule.message, self.shown)
         if self.path:
             made["fieldPath"] = self.path
-        # CEL also has the reason Duplicate, but then the API server drops the message.
+        # with CEL's reason Duplicate, the API server would drop the message
         told = Reason.REQUIRED if rule.reason is Reason.REQUIRED else Reason.INVALID
         return {**made, "reason": str(told)}
 
@@ -172,7 +172,7 @@ RUN_ROWS = (
         ".memory.guest",
     ),
 )
-"""Rules on a VMI's `spec`, but not on a VM's template."""
+"""Rules on a VMI's `spec` that a VM's template does not have to meet."""
 SPEC_ROWS = (
     _over_limit(20, "memory"),
     _over_limit(26, "cpu"),

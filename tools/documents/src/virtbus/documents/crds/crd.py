@@ -28,7 +28,7 @@ def condition(name: str, kind: str, **more: Any) -> Schema:
 
 
 class Resource(NamedTuple):
-    """The parts of one definition. `rows` are the verdicts of virtbus on its fields, by path."""
+    """The input of one CRD. `rows` are the verdicts of virtbus on the CRD's fields, by path."""
 
     kind: str
     short_names: tuple[str, ...]

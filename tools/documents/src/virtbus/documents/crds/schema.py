@@ -29,7 +29,7 @@ def structural(model: type[BaseModel], remark: Remark) -> Schema:
 def _schema(
     said: Mapping[str, Any], models: Mapping[str, Any], path: str, remark: Remark
 ) -> Schema:
-    """Return the schema of the value at a path. The field's keywords override its type's."""
+    """Return the schema of the value at a path. Keywords of a field override those of its type."""
     merged: Schema = {}
     for layer in _layers(said, models):
         merged = {**layer, **merged}
@@ -37,7 +37,7 @@ def _schema(
     text = " ".join(filter(None, (merged.get("description"), remark(path))))
     if text:
         made["description"] = text
-    if merged.get("properties"):  # API servers drop an empty map, so each `apply` would add it
+    if merged.get("properties"):  # API servers drop an empty map: each `apply` would differ
         made["properties"] = {
             name: _schema(one, models, f"{path}.{name}".removeprefix("."), remark)
             for name, one in merged["properties"].items()
@@ -53,7 +53,7 @@ def _schema(
 
 
 def _layers(said: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the schemas that describe a value: first the field's, then the schemas of its type."""
+    """Yield the schemas of a value: first the schema of the field, then those of its type."""
     yield said
     if "$ref" in said:
         yield from _layers(models[said["$ref"].removeprefix(REFERENCE)], models)

@@ -13,18 +13,18 @@ from virtbus.schemas.node_rpc import ImageReady
 from virtbus.schemas.vm import VmRecord
 
 IMAGED_S = 10.0
-"""Time limit for imaged's answer. The answer may take longer if imaged also makes a volume that is
-being attached; then the agent retries."""
+"""Time limit for imaged's answer. imaged takes longer if it also makes a volume that is being
+attached. The agent then retries."""
 
 
 async def set_drives(
     record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts, kept: Addresses
 ) -> None:
-    """Bring the drives to the state that the record asks for. `kept` are the drives' addresses.
+    """Give the drives the media of the record. `kept` are the drives' addresses.
 
     Raises:
         VirtbusError: 409 `tray_locked`: the guest locks a tray. 503 `no_image`: imaged has not
-            reported the disks in time. An error of imaged or libvirt.
+            reported the disks within IMAGED_S. An error of imaged or libvirt.
     """
     spec = record.spec
     if not any(map(is_drive, spec.domain.devices.disks)):

@@ -13,8 +13,8 @@ async def limit(
 ) -> dict[str, dict[str, int]]:
     """Set the limits; return the limits in force, by the name of each disk that has limits.
 
-    `known` are the guest's disks. A volume that is not attached yet is left out, because it gets
-    its limits when it is attached.
+    `known` are the guest's disks. A volume that is not attached yet is skipped, because the
+    attachment sets its limits.
 
     Raises:
         VirtbusError: libvirt does not answer, or refuses a limit.

@@ -11,10 +11,7 @@ from virtbus.schemas.errors import VirtbusError
 
 
 async def until_network(vm: ActorState, tools: AgentPorts, report: Callable[[], None]) -> None:
-    """Wait until the network is in the state that the record asks for.
-
-    Report each failure, and the success.
-    """
+    """Wait until the network is in the state of the record; report each failure and the success."""
     pauses = delays(*RETRY_S, tools.bus.sources)
     after_s = 0.0 if vm.resumed else tools.settings.ask_after_s
     while not vm.net.reached:

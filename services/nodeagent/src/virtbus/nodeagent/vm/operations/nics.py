@@ -1,8 +1,8 @@
 """Plugs new NICs into a running guest, and unplugs NICs that its record no longer has.
 
-netd's report decides: a NIC that waits is plugged, and a NIC that leaves is unplugged. libvirt's
-live XML shows the changes that were made before. So the agent can continue after a crash at any
-step.
+netd reports a new NIC as waiting, and an old NIC as leaving. The agent plugs the waiting NICs and
+unplugs the leaving NICs. libvirt's live XML shows the changes that are done, so that the agent can
+continue after a crash at any step.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 RELEASE_S = 5.0
-"""The time in which a guest usually releases a device. After this time, it is asked again."""
+"""The time in which a guest usually releases a device. Later, the guest is asked again."""
 POLL_S = 0.1
 PLUGIN_TIMEOUT_S = 30.0
 """The longest time that the plugins of a CNI network may take."""
@@ -44,12 +44,12 @@ async def sync_nics(
     """Plug and unplug until the guest has the NICs of `record`.
 
     Return the guest's NICs by name, and the names of the NICs that were plugged now. Without a
-    running guest both are empty, because its next start has the record's NICs.
+    running guest, both are empty, because the next start uses the record's NICs.
 
     Raises:
-        VirtbusError: 409 `nic_held`: the guest has not released a NIC. 409 `no_port`: it has no
-            free PCI port. 409 `nic_waits`: a NIC waits until the guest has released another. An
-            error of netd or libvirt. The other NICs were still plugged and unplugged.
+        VirtbusError: 409 `nic_held`: the guest has not released a NIC. 409 `no_port`: the guest has
+            no free PCI port. 409 `nic_waits`: a NIC waits until the guest has released another NIC.
+            An error of netd or libvirt. In each case, the other NICs were changed.
         BusError: netd does not answer.
     """
     work = _Changes(record, net, tools)
@@ -84,7 +84,7 @@ class _Changes:
         self._devices = tools.hypervisor.devices
 
     async def report(self) -> NetReady:
-        """Give netd the record, and return its report."""
+        """Send the record to netd; return netd's report."""
         subject = subjects.rpc(self._record.node, "netd", "ensure")
         asked = Ensure(record=self._record)
         answer = await self._tools.bus.request(subject, asked, timeout_s=ASK_TIMEOUT_S)
@@ -93,7 +93,7 @@ class _Changes:
         return made
 
     async def guest(self) -> DomainNics | None:
-        """Return the NICs of the running guest, as libvirt shows them now."""
+        """Return the NICs that libvirt shows for the guest now; None if no guest runs."""
         xml = await self._devices.live_xml(self._record.uid)
         return None if xml is None else domain_nics(xml)
 
@@ -120,7 +120,7 @@ class _Changes:
         except VirtbusError as error:
             if (
                 error.reason == "tap_lost"
-            ):  # the device is of no use: the next attempt plugs another
+            ):  # the device is useless: the next attempt plugs a new one
                 await self._devices.detach(uid, alias_of(nic))
             raise
         self._say(EventKind.NIC_PLUGGED, nic.name)

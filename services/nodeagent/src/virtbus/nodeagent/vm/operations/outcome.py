@@ -24,4 +24,4 @@ class Outcome:
 
 def backoff_s(attempt: int) -> float:
     """Return the delay before retry `attempt` (from 1): 1, 2, 4 … 60 s."""
-    return min(60.0, 2.0 ** min(max(attempt - 1, 0), 6))  # a float overflows at 2.0**1024
+    return min(60.0, 2.0 ** min(max(attempt - 1, 0), 6))  # avoid the overflow at 2.0**1024

@@ -1,7 +1,7 @@
 """Detaches, grows and attaches the disks of a running guest, as its record says.
 
-The record names the disks that the guest should have, and libvirt's XML the disks that it has. So
-each step can be repeated after a crash of the agent or of libvirtd at any moment.
+The record names the disks that the guest should have. libvirt's XML shows the disks that the guest
+has. So each step can be repeated after a crash of the agent or of libvirtd.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from virtbus.schemas.volume_ref import VolumeRef
 
 UNPLUG_POLLS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 """The delays between checks of a disk that the guest was asked to release. A running guest usually
-releases it within the sum of the delays. Otherwise a later round asks again."""
+releases the disk within the sum of the delays. If it does not, a later round asks again."""
 IMAGED_S = 10.0
 BUSY = "the guest has not released it; the request is repeated"
 PAUSED = "the guest is paused, so it cannot release it; `virtbus vm unpause` resumes it"
@@ -39,9 +39,9 @@ NO_PORT = "the guest has no free PCI port; stop and start the VM, or use the bus
 async def change_disks(
     record: VmRecord, image: Dependency[ImageReady], tools: AgentPorts, known: GuestDisks
 ) -> GuestDisks:
-    """Make the changes that are possible now; return the guest's disks, and why the rest waits.
+    """Make the changes that are possible now; return the guest's disks and the pending changes.
 
-    `known` are the guest's disks so far.
+    `known` are the guest's disks before the changes.
     """
     try:
         found = await tools.plugs.devices(record.uid)
@@ -67,9 +67,10 @@ def _volume_disks(record: VmRecord) -> list[Disk]:
 async def _unplug(
     record: VmRecord, guest: GuestDevices, tools: AgentPorts
 ) -> tuple[frozenset[str], dict[str, str]]:
-    """Detach the disks that should leave; return those that are gone, and reasons for the others.
+    """Detach the disks of `record.detaching`.
 
-    A disk is gone if QEMU has reported so to libvirt, and no QEMU has its file open.
+    Return the names of the disks that are gone, and by name the reasons why the others wait. A disk
+    is gone if QEMU has reported to libvirt that its device is gone, and no QEMU has its file open.
     """
     gone, waits = set(), {}
     for name, ref in record.detaching.items():
@@ -87,7 +88,7 @@ async def _unplug(
 async def _released(
     record: VmRecord, name: str, ref: VolumeRef, guest: GuestDevices, tools: AgentPorts
 ) -> str:
-    """Ask the guest to release a disk; return why it has not done so yet, empty if it has."""
+    """Ask the guest to release a disk; return why the guest still has it, empty if released."""
     alias = volume_alias(name)
     if guest.has(alias):
         await tools.plugs.detach(record.uid, alias)
@@ -141,9 +142,9 @@ async def _plug(
     tools: AgentPorts,
     now: GuestDisks,
 ) -> GuestDisks:
-    """Attach the missing disks.
+    """Attach the missing disks; return the guest's disks and the pending changes.
 
-    Their addresses are stored in the metadata first, so that a repetition uses the same addresses.
+    The metadata gets the disks' addresses first, so that a repetition uses the same addresses.
     """
     names = {disk.name for disk in missing}
     try:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class RecordCopy:
-    """The record of one VM on disk; `latest` returns the record to write."""
+    """The copy of one VM's record on the host's disk. `latest` returns the record to write."""
 
     def __init__(self, files: RecordFiles, latest: Callable[[], VmRecord]) -> None:
         self._files = files
@@ -64,7 +64,8 @@ async def prepare(
 ) -> Outcome:
     """Write the record, wait for the network, write the seeds, and wait for the disks.
 
-    Return a "dependencies" event, with the error if there was one.
+    Return "dependencies ready", or one of "dependencies failed" and "dependencies impossible" with
+    the error.
     """
     with tracing.span("virtbus prepare vm", uid=record.uid, parent=record.traceparent):
         stage: FailureStage = "start"
@@ -120,9 +121,11 @@ async def _secrets(record: VmRecord, bus: Bus) -> VmSecrets | None:
 async def without_guest(record: VmRecord, tools: AgentPorts) -> frozenset[str]:
     """Return the names of disks that are being detached and that no guest has.
 
-    Empty while a guest of the VM runs. The next start has none of these disks, because it is for
-    this record or a later one. Raises VirtbusError 503 `start_under_way` while libvirt may still
-    carry out an earlier start.
+    Empty while a guest of the VM runs. The next start uses this record or a later record, and so
+    has none of these disks.
+
+    Raises:
+        VirtbusError: 503 `start_under_way`: libvirt may still carry out an earlier start.
     """
     if tools.hypervisor.start_under_way(record.uid):
         message = "libvirt has not ended an earlier start, which may use disks; the agent retries"

@@ -31,7 +31,7 @@ class Leaving(NamedTuple):
     refused: bool
     """True if the node never accepted the VM."""
     forced: bool
-    """True if a guest that libvirt has lost is ended. Otherwise such a guest keeps its resources.
+    """True to end a guest that libvirt has lost. With False, such a guest keeps its resources.
 
     True also lets netd give up the parts of the network that a CNI plugin fails to undo."""
 
@@ -45,10 +45,11 @@ async def release(
     keep_reason: Callable[[], str],
     leaving: Leaving,
 ) -> MachineEvent:
-    """Remove the domain first, then its resources, then our files; raises VirtbusError, BusError.
+    """Remove the domain, its resources and our files, in this order.
 
-    `starting` is the task of a start in progress. `written` returns once no file of the VM is being
-    written. `keep_reason` returns why the disks go to the quarantine, or "" if they are removed.
+    `starting` is the task of a start in progress, if any. `written` returns once no file of the VM
+    is being written. `keep_reason` returns why the disks go to the quarantine, or "" to remove
+    them. Raises VirtbusError or BusError.
     """
     with tracing.span("virtbus release vm", uid=record.uid, parent=record.traceparent):
         await end(record.uid, tools.hypervisor, starting, forced=leaving.forced)

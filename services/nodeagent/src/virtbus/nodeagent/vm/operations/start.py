@@ -109,7 +109,7 @@ async def _define(
 async def _create(
     record: VmRecord, tools: AgentPorts, *, paused: bool, files: Mapping[str, int]
 ) -> None:
-    """Start the domain; raises VirtbusError, with the reason if a directory was refused."""
+    """Start the domain; raises VirtbusError, which names a directory that was refused."""
     try:
         await tools.hypervisor.start(record.uid, paused=paused, files=files)
     except VirtbusError as failure:
@@ -119,7 +119,7 @@ async def _create(
 async def _arm(record: VmRecord, net: Dependency[NetReady], tools: AgentPorts) -> None:
     """Let vmwrapper fetch the VM's tap descriptors from netd, once; raises VirtbusError.
 
-    vmwrapper also asks for a VM without interfaces, because only netd knows the VM's network.
+    vmwrapper asks netd even for a VM without interfaces, because only netd knows the VM's network.
     """
     wanted = record.spec.domain.devices.interfaces
     made = net.latest
@@ -159,7 +159,7 @@ async def await_start(uid: str, tools: AgentPorts) -> MachineEvent:
 
 
 async def verify_running(uid: str, tools: AgentPorts) -> DomainFacts | None:
-    """Return the domain of a guest that runs or starts, None if gone; repeats failed reads."""
+    """Return the facts of the VM's domain, None if it has none; retry failed reads."""
     for delay_s in delays(*RETRY_S, tools.bus.sources):
         try:
             return await tools.hypervisor.facts(uid)
@@ -173,7 +173,7 @@ async def verify_running(uid: str, tools: AgentPorts) -> DomainFacts | None:
 async def learn_dependencies(
     record: VmRecord, image: Dependency[ImageReady], net: Dependency[NetReady]
 ) -> VirtbusError | None:
-    """Request an adopted guest's network and disks; netd then also restores DHCP.
+    """Request an adopted guest's network and disks. netd then also restores DHCP.
 
     Return the error if the network or a disk is missing, otherwise None.
     """
@@ -190,7 +190,7 @@ async def learn_dependencies(
 async def await_ready(
     record: VmRecord, net: Dependency[NetReady], tools: AgentPorts, *, rebooted: bool
 ) -> str:
-    """Wait until the guest is ready; return the sign of that, such as `AddressAnswers`."""
+    """Wait until the guest is ready; return the sign of readiness, such as `AddressAnswers`."""
     with tracing.span("virtbus await guest", uid=record.uid, parent=record.traceparent):
         return await tools.reach.answers(
             record.uid,

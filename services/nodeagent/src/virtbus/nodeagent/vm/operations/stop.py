@@ -15,17 +15,17 @@ log = logging.getLogger(__name__)
 
 
 THAW_S = 3.0
-"""Maximum delay of a shutdown by a thaw, in seconds. The grace runs meanwhile."""
+"""The longest time that a shutdown waits for a thaw. The grace runs meanwhile."""
 
 
 PRESS_S = 5.0
-"""Time after which the power button is pressed again, because a booting guest ignores it."""
+"""Time between two ACPI requests. A request is repeated, because a booting guest ignores it."""
 
 
 async def shutdown(
     uid: str, hypervisor: Hypervisor, freezes: Freezes, ended: SmallEvent
 ) -> MachineEvent | None:
-    """Request a shutdown by ACPI until `ended`; return "ended" if no guest runs, otherwise None.
+    """Request a shutdown by ACPI until `ended` is set; return "ended" if no guest runs.
 
     A frozen guest cannot shut down, so it is thawed first. If libvirt fails, the guest is destroyed
     when the grace expires.
@@ -50,7 +50,7 @@ async def shutdown(
 async def destroy(
     uid: str, hypervisor: Hypervisor, starting: asyncio.Task[None] | None, *, forced: bool
 ) -> MachineEvent:
-    """End the guest, also one that `starting` creates; return "ended". Raises VirtbusError."""
+    """End the guest, or the guest that the task `starting` creates; raises VirtbusError."""
     with tracing.span("virtbus end guest", uid=uid):
         await end(uid, hypervisor, starting, forced=forced)
     return "ended"
