@@ -164,7 +164,7 @@ class WatchSender:
         )
 
     def _news(self, uid: str, watcher: Watcher) -> Rendered | pages.Plain | None:
-        """Return the reply about a VM; None if neither the watch nor its client knows the VM."""
+        """Return the reply about a VM; None for a VM outside the watch, unknown to the client."""
         as_json = watcher.request.wants_json
         if uid in self._fleet.vms and self.wanted(watcher, uid):
             watcher.known.add(uid)
