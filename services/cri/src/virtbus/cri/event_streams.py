@@ -1,7 +1,7 @@
-"""Implements GetContainerEvents: each client gets the events from its call on.
+"""Implements GetContainerEvents: each client gets the events that follow its call.
 
-Each client has a queue of limited length. A client that reads too slowly loses its stream, and
-delays no other client. The slow client can list the pods, and call again.
+Each client has a queue of limited length, so a slow client delays no other client. A full queue
+ends its stream. The slow client can list the pods, and call again.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class EventStreams:
         """Yield the events from now on.
 
         Raises:
-            VirtbusError: 429 `too_many_streams`; 429 `behind`: the client read too slowly.
+            VirtbusError: 429 `too_many_streams`. 429 `behind`: the client reads too slowly.
         """
         if len(self._queues) >= CLIENTS:
             message = f"{CLIENTS} clients read events already; close one of their streams"

@@ -20,7 +20,7 @@ NIC = "default"
 
 
 class PodNetwork(NamedTuple):
-    """A network of a pod, and the annotation that names it; empty for the node's default network."""
+    """A network of a pod, and the annotation that names it. The default has an empty annotation."""
 
     name: str
     annotation: str = ""

@@ -43,8 +43,7 @@ def with_disk(stats: Plain, folder: str, disk_bytes: int | None, *, now_ns: int)
 
 
 def sandbox(one: Sandbox, containers: list[Plain]) -> Plain:
-    """Return the statistics of a sandbox from those of its containers. At most one container runs.
-    """
+    """Return the statistics of a sandbox from those of its containers. At most one of them runs."""
     attributes = {
         "id": one.id,
         "metadata": one.config.metadata.model_dump(),

@@ -49,8 +49,8 @@ uses DHCP."""
 FROM_CLUSTER = (SOURCE, SSH_SOURCE, FILES_SOURCE)
 """The annotations that name a ConfigMap or a Secret."""
 MOUNT_SCRIPT = "@virtlet-mount-script@"
-"""A word in scripts that Virtlet replaces with mount commands. virtbus-cri removes the word, because
-cloud-init mounts the volumes."""
+"""A word in scripts that Virtlet replaces with mount commands. virtbus-cri removes this word: the
+volumes are mounted by cloud-init."""
 
 MOST_VCPUS = 255
 YAML_CHARS = 32 * 1024
