@@ -375,7 +375,7 @@ class ControllerService:
                 await self._listed(request.deadline_s)
             if self._suspensions.waited(request):
                 # The client may have repeated the request to another controller. This refusal
-                # prevents that the request acts twice.
+                # keeps the request from acting twice.
                 message = "the controller was stopped; repeat the request with the same id"
                 raise VirtbusError(Code.UNAVAILABLE, "stalled", message, after_ms=1000)
             return await handler(request)

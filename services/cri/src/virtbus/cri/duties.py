@@ -1,7 +1,7 @@
 """Does the duties of a node: work that no call waits for, done when the bus answers.
 
 Duties delete VMs that no pod needs, power off the records of VMs whose guests have ended, and
-release networks that no sandbox needs. If an outdated view of a VM arrives, a duty reads the VM.
+release networks that no sandbox needs. After an outdated view of a VM, a duty reads the VM again.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Duties:
         self._sources = sources
 
     async def run(self) -> None:
-        """Do the duties until cancelled. Repeat those that failed after a backoff."""
+        """Do the duties until cancelled. After a failure, repeat them with a backoff."""
         pauses = delays(*AGAIN_S, self._sources)
         while True:
             await self._pods.duties.wait()

@@ -141,7 +141,7 @@ class Images:
         return image_record.listed(self._same(text))
 
     def _same(self, text: str) -> list[PulledImage]:
-        """Return the records of all images whose digest has this name or id."""
+        """Return the records with this name or id, and all other records of their digests."""
         digests = {one.digest for one in image_record.find(self._all.values(), text)}
         return [one for one in self._all.values() if one.digest in digests]
 

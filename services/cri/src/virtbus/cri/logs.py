@@ -16,7 +16,7 @@ LINGER_S = 1.0
 
 
 class ContainerLogs:
-    """The logs of this node's running containers. `places` has the files of their positions."""
+    """The logs of this node's running containers. `places` has the stored positions."""
 
     def __init__(self, consoles: Path, places: Path, sources: Sources) -> None:
         self._consoles = consoles

@@ -17,7 +17,7 @@ from virtbus.schemas.network import NetworkState
 log = logging.getLogger(__name__)
 
 BUSY_S = 1.0
-"""Delay until the duties are repeated after a duty met a pod that a call had locked."""
+"""If a call holds the lock of a duty's pod, the duties are repeated after this delay."""
 
 
 class PodNetworks:

@@ -105,7 +105,7 @@ class VolumeOrphans:
                 yield _checked(held)
 
     async def pages(self, node: str, after: str) -> AsyncIterator[HeldResources]:
-        """Yield pages of the volumes on a node, ordered by folder, from the first after `after`.
+        """Yield pages of a node's volumes in the order of their folders, from after `after` on.
 
         Raises BusError, VirtbusError.
         """

@@ -87,7 +87,7 @@ class VolumeRemovals:
     async def _prevent_fills(self, record: VolumeRecord) -> bool:
         """Prevent the operations of the volume's move or fill; return True while a fill runs.
 
-        A task that read the volume before the delete may still create these operations. Its fill
+        A task that read the volume before the delete may still create these operations, and a fill
         would write data after the removal. An operation that already runs is cancelled.
         """
         move, fill = record.move, record.fill

@@ -17,7 +17,7 @@ class VolumeWrites(NamedWrites[VolumeRecord]):
         super().__init__(bus, "volume", subjects.volume_record, read_volume, create_step)
 
     async def restore(self, vm: VmRecord) -> None:
-        """Write the records of a VM's volumes that the bus lost, or that are older there.
+        """Write those records of a VM's volumes that are missing, or older, on the bus.
 
         Raises:
             VirtbusError: 422 `unreadable`: the record on the bus cannot be read. The errors of

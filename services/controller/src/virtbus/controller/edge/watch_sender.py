@@ -56,8 +56,8 @@ class Watcher:
 class WatchSender:
     """Serves the watches whose first list was sent.
 
-    `position` returns the present position. Each reply has it as `after`, and a client can resume
-    a watch from it.
+    `position` returns the present position. Each reply has the position as `after`, so that a
+    client can resume its watch there.
     """
 
     def __init__(self, fleet: Fleet, position: Callable[[], str]) -> None:
@@ -164,7 +164,10 @@ class WatchSender:
         )
 
     def _news(self, uid: str, watcher: Watcher) -> Rendered | pages.Plain | None:
-        """Return the reply about a VM; None for a VM outside the watch, unknown to the client."""
+        """Return the reply about a VM.
+
+        None means that the watch does not cover the VM, and that the client does not know the VM.
+        """
         as_json = watcher.request.wants_json
         if uid in self._fleet.vms and self.wanted(watcher, uid):
             watcher.known.add(uid)

@@ -132,7 +132,7 @@ def containers(pods: Mapping[str, Pod], wanted: Plain) -> Iterator[Container]:
 def _state(wanted: Plain, zero: str) -> str:
     """Return the state in a filter; empty if the filter has no state.
 
-    protobuf leaves a field out of a message if its value is 0. `zero` is the state of this number.
+    protobuf omits a field with the value 0. So `zero` is the state whose number is 0.
     """
     state = wanted.get("state")
     return "" if state is None else str(state.get("state", zero))

@@ -6,7 +6,8 @@
 - A name that begins with a registry's host is a container image with a disk.
 - Any other name is an image name on the bus or in imaged's rules.
 
-kubelet adds `:latest` to each name without a tag. Only the name of a container image keeps it.
+kubelet adds `:latest` to each name without a tag. This tag is dropped, and only the name of a
+container image keeps it.
 """
 
 import json

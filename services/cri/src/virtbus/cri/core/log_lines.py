@@ -24,7 +24,7 @@ class LogLines:
         return len(self._rest)
 
     def feed(self, data: bytes, stamp: str) -> bytes:
-        """Return the log lines of all complete lines, and of LINE_BYTES parts of a longer line.
+        """Return log lines for the complete lines, and for the full parts of a longer line.
 
         `stamp` is the time in RFC 3339.
         """

@@ -158,11 +158,11 @@ def reached(wanted: Resources | None, found: ResourcesInForce | None) -> bool:
 def told(
     resources: LinuxResources, found: ResourcesInForce | None, *, waits: bool
 ) -> LinuxResources:
-    """Return a container's resources, with the limits in force where they differ from the wanted.
+    """Return a container's resources. A different limit in force replaces a wanted limit.
 
-    `found` has the limits that the node reported; None without a report. `waits` means that the
-    node could not set all limits. Without a report, the wanted limits are returned. If `waits` is
-    True as well, no limit is in force. A limit that is not in force is 0, and a CPU quota is -1.
+    `found` is None without a report of the node. Then the wanted limits are returned. `waits` means
+    that the node could not set all limits. With `waits`, a missing report means that no limit is in
+    force. A limit that is not in force is returned as 0, and a CPU quota as -1.
     """
     wanted = limits(resources)
     if found is None and waits:

@@ -81,8 +81,8 @@ def is_disk(mount: Mount) -> bool:
 def is_directory(mount: Mount) -> bool:
     """Return True for a folder of the node that the guest mounts by virtiofs.
 
-    As in Virtlet, emptyDirs, flexvolumes and volumes of small files are no directories. Neither is
-    the folder with the token of the service account.
+    As in Virtlet, emptyDirs, flexvolumes and volumes of small files are no directories. The folder
+    with the token of the service account is no directory, either.
     """
     other = {EMPTY_DIR, FLEXVOLUME} | AS_FILES
     return mount.is_folder and kind(mount) not in other and not of_kubelet(mount)

@@ -62,8 +62,8 @@ class WebSocket:
     async def accept(self, head: bytes, protocol: str) -> bool:
         """Accept the request `head` with `protocol`; return False if the request is malformed.
 
-        The library does not get the header with the client's protocols. One of Kubernetes' protocol
-        names is no HTTP token, and the library would refuse the request.
+        The library does not get the header with the client's protocols. With the header, the
+        library would refuse the request: one of Kubernetes' protocol names is no HTTP token.
         """
         lines = head.split(b"\r\n")
         kept = [line for line in lines if not line.lower().startswith(_PROTOCOL.lower() + b":")]

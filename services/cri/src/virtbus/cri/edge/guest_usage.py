@@ -14,8 +14,8 @@ from virtbus.schemas.ids import check_uid
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _USER_TICKS, _RESIDENT_PAGES = 11, 1
-"""The index of the user time among the fields of `/proc/<pid>/stat` after the name, and the index of
-the resident memory among the fields of `/proc/<pid>/statm`."""
+"""The index of the user time in `/proc/<pid>/stat`, counted from the field after the name, and the
+index of the resident memory in `/proc/<pid>/statm`."""
 
 
 class Usage(NamedTuple):

@@ -223,7 +223,7 @@ def _check(count: int, left: int) -> None:
 
 
 def _files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a volume, each with its path in the volume; empty for a single file."""
+    """Yield the files of a volume with their paths in the volume. A single file has no path."""
     if root.is_file():
         yield root, ""
         return
