@@ -31,7 +31,7 @@ MEANING: Mapping[VmState, Word] = {
     VmState.UNKNOWN: "unchanged",
     VmState.DELETING: "unchanged",
 }
-"""By state of a VM: the meaning for the phase of the active container."""
+"""By state of a VM: the meaning for the active container."""
 
 KILLED = 137
 """The exit code of a container that was killed: 128 + SIGKILL."""
@@ -114,7 +114,7 @@ def read_again(pod: Pod, view: VmView, now_ns: int) -> Pod:
 def _network(machine: Machine, view: VmView) -> dict[str, object]:
     """Return the network fields of a machine that the view changes.
 
-    The result is empty for a status from before virtbus-cri's last change of `network`.
+    If the node's status is older than virtbus-cri's last change of `network`, the result is empty.
     """
     if view.observed_generation < machine.network_generation:
         return {}

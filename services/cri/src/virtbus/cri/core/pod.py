@@ -108,8 +108,8 @@ class Machine(LenientModel):
     """The reason why the host does not enforce the record's limits yet; empty if none is known."""
     observed_generation: int = 0
     power_off: bool = False
-    """True if the guest has ended, and virtbus-cri must still power off the VM's record. Otherwise,
-    the agent could start the guest again."""
+    """True if the guest has ended, and virtbus-cri must still power off the VM's record. While the
+    record is powered on, the agent could start the guest again."""
 
 
 class Removal(StoredRecord):

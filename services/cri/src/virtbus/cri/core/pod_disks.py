@@ -72,7 +72,10 @@ class PodDisk(NamedTuple):
 def disks(
     config: ContainerConfig, notes: Mapping[str, str], default_bytes: int
 ) -> tuple[PodDisk, ...]:
-    """Return the disks of a container's VM, one for each volume. `notes`: the pod's annotations."""
+    """Return the disks of a pod with this container, one disk for each volume.
+
+    `notes` has the pod's annotations.
+    """
     wished = sizes(notes)[0]
     found: dict[str, PodDisk] = {}
     for mount in filter(pod_volumes.is_disk, config.mounts):

@@ -22,7 +22,7 @@ ANSWER_S = 20.0
 WATCH_S = 300
 """Duration of a watch. After its end, the list is read again."""
 SILENT_S = 15.0
-"""Maximum delay of the end of a watch. After this delay, the API server counts as silent."""
+"""Time after WATCH_S without the watch's end. After this time, the API server counts as silent."""
 MOST_BYTES = 16 * 1024 * 1024
 """Maximum bytes of one answer, and of a connection's buffer."""
 CHANGE_PAUSE_S = 1.0

@@ -210,7 +210,10 @@ def _call(asked: type[Message], request: bytes, context: Context) -> Call:
 
 
 def _status(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Return the status and text for a handler's error. An unexpected error is only logged."""
+    """Return the status and text for a handler's error.
+
+    Only the log has the text of an unexpected error.
+    """
     if isinstance(error, VirtbusError):
         if name in STAGES:
             error = stages.staged(error, STAGES[name])

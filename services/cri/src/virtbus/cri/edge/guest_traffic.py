@@ -51,8 +51,8 @@ class GuestTraffic:
     def _own(self, uid: str, index: int) -> str:
         """Return the name of netd's link for a NIC of the VM; empty if netd made no such link.
 
-        The name contains only a hash of the uid. The link's alias is the uid, which excludes
-        another VM with the same hash.
+        The name contains only a hash of the uid, which another VM may share. So the link's alias
+        must equal the uid.
         """
         own = host_link(uid, index)
         with suppress(OSError, ValueError):
