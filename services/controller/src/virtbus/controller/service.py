@@ -225,7 +225,6 @@ class ControllerService:
         return run
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._suspensions.run())

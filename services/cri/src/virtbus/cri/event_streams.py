@@ -26,7 +26,6 @@ class EventStreams:
         self._queues: set[asyncio.Queue[Plain | None]] = set()
 
     def changed(self, before: Pod | None, after: Pod | None) -> None:
-        """Queue the events of a changed pod."""
         if not self._queues:
             return
         for event in events(before, after):
@@ -69,7 +68,6 @@ class EventStreams:
 
 
 def _status(pod: Pod, sandbox_id: str) -> Plain:
-    """Return the statuses of a sandbox and its containers; nothing for a removed sandbox."""
     if all(one.id != sandbox_id for one in pod.sandboxes):
         return {}
     inside = [one for one in pod.containers if one.sandbox_id == sandbox_id]

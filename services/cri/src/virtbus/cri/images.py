@@ -127,7 +127,6 @@ class Images:
                 await self._folder.remove(key)
 
     def status(self, text: str, *, verbose: bool) -> Plain:
-        """Return the answer of ImageStatus; empty if the image was not pulled."""
         same = self._same(text)
         if not same:
             return {}
@@ -135,7 +134,6 @@ class Images:
         return {"image": image, "info": image_record.info(same) if verbose else {}}
 
     def listed(self, text: str) -> list[Plain]:
-        """Return the images with this name or id; all images if `text` is empty."""
         if not text:
             return image_record.listed(self._all.values())
         return image_record.listed(self._same(text))

@@ -50,7 +50,6 @@ class ContainerLogs:
             raise VirtbusError(Code.UNAVAILABLE, "log_unwritable", message) from error
 
     def changed(self, pod: Pod) -> None:
-        """Begin and end the copies of a pod's consoles, after a change of the pod."""
         if self._group is None:
             self._early.append(pod)
             return
@@ -92,7 +91,6 @@ class ContainerLogs:
             del self._followers[container_id], self._ended[container_id]
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             early, self._early = self._early, []

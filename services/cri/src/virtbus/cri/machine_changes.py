@@ -29,7 +29,6 @@ class MachineChanges:
         return validate(VmView, await self._link.ask("vm", "get", VmRef(uid=uid)))
 
     async def update(self, view: VmView, spec: VmSpec, labels: dict[str, str]) -> VmView:
-        """Change the spec and the labels of a VM, if they differ from the view."""
         want = VmUpdate(
             uid=view.uid,
             revision=view.revision,

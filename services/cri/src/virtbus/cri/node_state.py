@@ -64,6 +64,5 @@ class NodeKeeper:
             await asyncio.sleep(FIRST_LOOK_S if self._failure else LOOK_S)
 
     def conditions(self) -> list[Plain]:
-        """Return CRI's conditions at the last answer of the bus."""
         problem = "" if self._link.connected else self._failure or self._link.refusal
         return node.conditions(self._known, problem)

@@ -37,7 +37,6 @@ class StatisticsCalls:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """Return the handlers by the names of their calls."""
         return {
             "ContainerStats": self._container,
             "ListContainerStats": self._containers,
@@ -74,7 +73,6 @@ class StreamCalls:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """Return the handlers by the names of their calls."""
         return {
             "Attach": self._attach,
             "Exec": self._exec,
@@ -115,7 +113,6 @@ class RuntimeService:
 
     @property
     def offer(self) -> Offer:
-        """Return the handlers by the names of their calls."""
         return Offer(
             {
                 "Version": self._version,

@@ -88,7 +88,6 @@ class Sandboxes:
             await self._machines.networks.release(key)
 
     async def _stop(self, key: str, sandbox_id: str) -> Pod | None:
-        """Stop a sandbox; return the pod, or None if the sandbox is gone."""
         pod = self._pods.all.get(key)
         if pod is None or all(one.id != sandbox_id for one in pod.sandboxes):
             return None

@@ -126,7 +126,6 @@ class Streaming:
         return container_id
 
     def _machine(self, container_id: str) -> Machine:
-        """Return the VM of a running container."""
         container_id = self._running(container_id)
         key, _ = self._pods.find_container(container_id) or ("", "")
         return self._machine_of(key)

@@ -64,7 +64,6 @@ class VirtletObjects:
         await self._publish()
 
     async def run(self) -> None:
-        """Follow the cluster until cancelled."""
         if self._cluster is None:
             return
         async with asyncio.TaskGroup() as group:
@@ -77,7 +76,6 @@ class VirtletObjects:
     async def _follow(
         self, cluster: Cluster, field: str, path: str, query: Mapping[str, str]
     ) -> None:
-        """Keep a field of `ClusterObjects` equal to a list of the cluster."""
         pauses = delays(*AGAIN_S)
         while True:
             try:
@@ -101,7 +99,6 @@ class VirtletObjects:
             await self._folder.put(KEY, self._objects)
 
     async def _publish(self) -> None:
-        """Derive the settings, and write the image names for imaged."""
         self.config, problems = virtlet_objects.node_config(self._objects)
         regexps = self.config.regexps is not False
         self._files, unusable = virtlet_objects.image_files(self._objects, regexps=regexps)

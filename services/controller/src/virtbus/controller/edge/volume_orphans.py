@@ -120,7 +120,6 @@ class VolumeOrphans:
 
 
 def _checked(held: HeldVolume) -> HeldVolume:
-    """Drop the reference if the reference names another folder."""
     if held.ref is not None and held.ref.folder != held.folder:
         return HeldVolume(folder=held.folder)
     return held

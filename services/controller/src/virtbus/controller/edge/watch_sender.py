@@ -94,7 +94,6 @@ class WatchSender:
         self._some.set()
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wait()

@@ -84,7 +84,6 @@ class WatchServer:
                     self._teller.touch(watcher, uid)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         renew = subjects.watch_renewals(self._instance)
         async with self._bus.subscribe(renew) as renewals, asyncio.TaskGroup() as group:
             group.create_task(self._teller.run())

@@ -37,7 +37,6 @@ class LogLines:
         return _joined(lines, stamp)
 
     def flush(self, stamp: str) -> bytes:
-        """Return the pending bytes as a part of a line."""
         lines = [(b"P", self._rest)] if self._rest else []
         self._rest = b""
         return _joined(lines, stamp)

@@ -131,7 +131,6 @@ class Pod(StoredRecord):
 
     @property
     def active(self) -> Container | None:
-        """Return the container whose guest may run, or None."""
         return next((one for one in self.containers if one.up), None)
 
     @property
@@ -164,7 +163,6 @@ class Pod(StoredRecord):
         return self.model_copy(update={"containers": kept})
 
     def without_sandbox(self, sandbox_id: str) -> "Pod":
-        """Return the pod without this sandbox and its containers."""
         sandboxes = tuple(one for one in self.sandboxes if one.id != sandbox_id)
         containers = tuple(one for one in self.containers if one.sandbox_id != sandbox_id)
         return self.model_copy(update={"sandboxes": sandboxes, "containers": containers})

@@ -31,7 +31,6 @@ class Wanted(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the names of the streams that the client opens."""
         chosen = {STDIN: self.stdin, STDOUT: self.stdout, STDERR: self.stderr, RESIZE: self.tty}
         return frozenset({ERROR, *(name for name, wanted in chosen.items() if wanted)})
 

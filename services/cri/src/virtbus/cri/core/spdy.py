@@ -183,7 +183,6 @@ class SpdyWriter:
         self._pack = zlib.compressobj(zdict=DICTIONARY)
 
     def reply(self, stream_id: int) -> bytes:
-        """Return the frame that accepts a stream, without headers."""
         block = self._pack.compress(struct.pack(">I", 0)) + self._pack.flush(zlib.Z_SYNC_FLUSH)
         return control(SYN_REPLY, struct.pack(">I", stream_id) + block)
 

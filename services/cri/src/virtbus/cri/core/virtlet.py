@@ -293,7 +293,6 @@ def _user_data(reader: _Reader) -> str | None:
 
 
 def _source_texts(reader: _Reader) -> dict[str, str]:
-    """Return the texts of the object that SOURCE names, by key."""
     encoding = reader.text(SOURCE_ENCODING) or virtlet_sources.PLAIN
     if encoding not in {virtlet_sources.PLAIN, virtlet_sources.BASE64}:
         reader.refuse(SOURCE_ENCODING, "must be plain or base64")

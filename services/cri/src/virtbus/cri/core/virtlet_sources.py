@@ -31,7 +31,6 @@ class Source(NamedTuple):
     key: str = ""
 
     def path(self, namespace: str) -> str:
-        """Return the object's path in the API."""
         return f"/api/v1/namespaces/{namespace}/{self.kind}/{self.name}"
 
 

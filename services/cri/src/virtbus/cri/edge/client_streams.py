@@ -229,7 +229,6 @@ class ChannelStreams:
         return {name: pipe for name, pipe in self._pipes.items() if name in names}
 
     async def run(self) -> None:
-        """Read until the client leaves."""
         try:
             while (message := await self._socket.read()) is not None:
                 if not message:

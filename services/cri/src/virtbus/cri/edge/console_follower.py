@@ -97,7 +97,6 @@ class ConsoleFollower:
         self._from = self._to = -1
 
     async def run(self) -> None:
-        """Copy until cancelled."""
         while True:
             try:
                 more = self.copy()

@@ -215,7 +215,6 @@ async def _copy(source: "asyncssh.SSHReader[bytes]", name: str, take: Take) -> N
 
 
 async def _type(process: "asyncssh.SSHClientProcess[bytes]", pipe: Pipe | None) -> None:
-    """Send the client's bytes to the command."""
     with suppress(OSError):  # the command has closed its input
         while pipe is not None and (data := await pipe.read()):
             process.stdin.write(data)

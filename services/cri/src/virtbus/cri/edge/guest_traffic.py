@@ -36,7 +36,6 @@ class GuestTraffic:
         self._links = links
 
     def of(self, uid: str) -> tuple[NicTraffic, ...]:
-        """Return the counters of a VM's NICs, in the order of the interfaces."""
         found = []
         results = {
             path.name.rpartition("-")[2]: path for path in self._results.glob(f"*-{uid}-eth*")

@@ -67,7 +67,6 @@ def _login(path: Path, whole: dict[str, Any]) -> Login:
 
 
 def _named(path: Path, whole: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """Return the entry of a kind (`context`, `cluster` or `user`) with this name."""
     for one in whole.get(f"{kind}s") or ():
         if one.get("name") == name:
             found: dict[str, Any] = one.get(kind) or {}

@@ -102,7 +102,6 @@ class StreamServer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Serve while the context is open, and then close all connections."""
         async with background() as tasks:
 
             def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -200,7 +199,6 @@ class StreamServer:
                         await reading
 
     async def _told(self, want: Command, pipes: Mapping[str, Pipe]) -> None:
-        """Serve exec or attach, and send the status of its end."""
         try:
             exit_code = await self._sessions.command(want, pipes)
             status = remote_command.exited(exit_code) if exit_code else remote_command.succeeded()

@@ -50,7 +50,6 @@ class VmWatcher:
         self._pauses = delays(*AGAIN_S, link.sources)
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         while True:
             bus = await self._link.bus()
             try:

@@ -157,7 +157,6 @@ _POINT = 4
 
 
 def _options(folder: Path) -> dict[str, str] | None:
-    """Return the options of a flexvolume; None if they cannot be read."""
     try:
         content, _ = _read(folder / OPTIONS, OPTIONS_BYTES)
         value = decode(content, OPTIONS_BYTES)
