@@ -97,8 +97,8 @@ class WatchServer:
     def displace(self, account: str) -> bool:
         """End the account's oldest watch that was never renewed; return False if it has none.
 
-        Clients renew a watch when they have its first list. So the client of a watch without a
-        renewal is probably gone, and a new watch of the same account may replace that watch.
+        Clients must renew a watch after its first list (ADR 0028). So the client of a watch without
+        a renewal is probably gone, and a new watch of the same account may replace that watch.
         """
         found = (one for one in self._never_renewed if one.request.account == account)
         watcher = next(found, None)

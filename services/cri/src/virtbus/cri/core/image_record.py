@@ -13,8 +13,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 class PulledImage(StoredRecord):
     """A pulled image under one name. imaged stores the image's file.
 
-    `name` is the pod's image name without its digest, and is empty for a pull by digest only.
-    `digest` is the image's id in CRI. `ref` is the image reference for the spec of a VM.
+    `name` is the pod's image name without its digest. `digest` is the image's id in CRI. `ref` is
+    the image reference for the spec of a VM.
     """
 
     name: str
