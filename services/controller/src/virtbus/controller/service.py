@@ -80,7 +80,11 @@ log = logging.getLogger(__name__)
 
 
 class ControllerService:
-    """A controller. `declared` keeps the streams of the bus declared; `joined` joins new nodes."""
+    """A controller.
+
+    `declared` keeps the streams of the bus declared. `joined` joins new nodes; None means that this
+    process joins none.
+    """
 
     def __init__(
         self,
@@ -127,7 +131,6 @@ class ControllerService:
         self._duties = LeaderTasks(self._leases, self._duties_of(bus, events))
 
     def _volume_tasks(self, bus: Bus, events: FleetEvents) -> tuple[VolumeMoves, VolumeRemovals]:
-        """Return the leader tasks that move and remove volumes."""
         files = MovedFiles(bus, self._fleet)
         moves = VolumeMoves(bus, self._fleet, events, files)
         removals = VolumeRemovals(bus, self._fleet, events, files)
@@ -158,14 +161,12 @@ class ControllerService:
         return OperationRoom(self._fleet, self._storage, self._settings.operation_quota)
 
     def _snapshot_apis(self, events: FleetEvents) -> tuple[OperationApi, SnapshotApi]:
-        """Return the handlers of requests about operations and snapshots."""
         settings, bus, fleet, vms = self._settings, self._bus, self._fleet, self._vms
         operations = OperationApi(bus, fleet, events, self._room, settings.operation_keep_s, vms)
         of_snapshots = Quota(settings.snapshots_per_namespace, settings.snapshots_in_all)
         return operations, SnapshotApi(bus, fleet, events, of_snapshots, vms, operations)
 
     def _network_apis(self, events: FleetEvents) -> tuple[NetworkApi, GroupApi]:
-        """Return the handlers of requests about networks and security groups."""
         settings, fleet, storage = self._settings, self._fleet, self._storage
         of_groups = Quota(settings.security_groups_per_namespace, settings.security_groups_in_all)
         groups = GroupApi(self._bus, fleet, events, storage, of_groups)
@@ -174,12 +175,10 @@ class ControllerService:
         return NetworkApi(self._bus, fleet, events, storage, limits), groups
 
     def _schedule_api(self, events: FleetEvents) -> BackupScheduleApi:
-        """Return the handlers of requests about schedules of backups."""
         quota = self._settings.backup_schedule_quota
         return BackupScheduleApi(self._bus, self._fleet, events, self._storage, quota, self._vms)
 
     def _duties_of(self, bus: Bus, events: FleetEvents) -> list[Duty]:
-        """Return the leader tasks."""
         settings, fleet = self._settings, self._fleet
         self._pulse.listeners.append(self._placing.wake)
         sweep = partial(
@@ -217,7 +216,7 @@ class ControllerService:
         return [*map(self._when_synced, duties), *at_once]
 
     def _when_synced(self, duty: Duty) -> Duty:
-        """Return the task, delayed until this controller has read all records of the fleet."""
+        """Delay a leader task until this controller has read all records of the fleet."""
 
         async def run(tenure: LeaderTerm) -> None:
             await self._feeds.synced()
@@ -226,7 +225,6 @@ class ControllerService:
         return run
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         info = ServiceInfo("virtbus-controller", VERSION, "API, admission, placement")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._suspensions.run())
@@ -365,17 +363,18 @@ class ControllerService:
         return [*endpoints, watch, asked]
 
     def _when_ready(self, handler: Handler) -> Handler:
-        """Return the handler, delayed until the first lists are complete.
+        """Delay a handler until the first lists of the records are complete.
 
-        It raises 503 at the deadline, or if the request waited while this process was suspended.
+        The returned handler raises 503 at the request's deadline, and for a request that waited
+        while this process was suspended.
         """
 
         async def handle(request: Request) -> object:
             if not self._feeds.listed:
                 await self._listed(request.deadline_s)
             if self._suspensions.waited(request):
-                # The client may have repeated the request to another controller. A refusal keeps
-                # the request from acting twice.
+                # The client may have repeated the request to another controller. This refusal
+                # keeps the request from acting twice.
                 message = "the controller was stopped; repeat the request with the same id"
                 raise VirtbusError(Code.UNAVAILABLE, "stalled", message, after_ms=1000)
             return await handler(request)
@@ -383,7 +382,7 @@ class ControllerService:
         return handle
 
     async def _listed(self, deadline_s: float) -> None:
-        """Wait until the first lists are complete; raise 503 `recovering` at the deadline."""
+        """Wait for the first lists of the records; raise 503 `recovering` at the deadline."""
         try:
             async with asyncio.timeout_at(deadline_s):
                 await self._feeds.synced()
@@ -392,5 +391,5 @@ class ControllerService:
             raise VirtbusError(Code.UNAVAILABLE, "recovering", message, after_ms=1000) from None
 
     async def _beat(self) -> None:
-        await self._feeds.synced()  # otherwise each state in the first lists looks like a change
+        await self._feeds.synced()  # the monitor would report states of the first lists as changes
         await self._pulse.run()

@@ -165,16 +165,13 @@ class Settings(ServiceSettings):
 
     @property
     def backup_schedule_quota(self) -> Quota:
-        """Return the quotas of schedules of backups."""
         return Quota(self.backup_schedules_per_namespace, self.backup_schedules_in_all)
 
     @property
     def operation_quota(self) -> Quota:
-        """Return the quota of open operations."""
         return Quota(self.operations_per_namespace, self.operations_in_all)
 
     @property
     def volume_quota(self) -> VolumeQuota:
-        """Return the quotas of volumes."""
         number = Quota(self.volumes_per_namespace, self.volumes_in_all)
         return VolumeQuota(number, self.volume_bytes_per_namespace, self.volume_bytes_in_all)

@@ -1,4 +1,4 @@
-"""Implements CRI's calls about containers. A container is one run of the guest of its pod's VM."""
+"""Implements CRI's calls about containers. A container is one run of the guest of a pod's VM."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -17,7 +17,7 @@ START_S = 110.0
 """Maximum wait for a guest's start. kubelet's own limit is 120 s by default."""
 
 RESIZE_S = 10.0
-"""Maximum wait until a running guest has its changed resources."""
+"""Maximum wait until a running guest has its new resources."""
 
 
 class Logs(Protocol):
@@ -48,9 +48,9 @@ class Containers:
         self._image = image
 
     async def create(self, sandbox_id: str, config: ContainerConfig) -> str:
-        """Give the pod's VM its disks, and leave the VM off; return the new container's id.
+        """Make the pod's VM with its disks, but do not start it; return the container's id.
 
-        A repeat for the same attempt returns the same id.
+        A repeated call for the same attempt returns the same id.
 
         Raises:
             VirtbusError: 400 `pod_refused`, `second_container`. 404: the sandbox or the image is
@@ -91,7 +91,7 @@ class Containers:
     def _pod(self, key: str, sandbox_id: str) -> Pod:
         """Return the pod of a ready sandbox.
 
-        Raises VirtbusError 404 for an unknown sandbox, and 409 `sandbox_not_ready`.
+        Raises VirtbusError: 404 for an unknown sandbox, 409 `sandbox_not_ready` for a stopped one.
         """
         pod = self._pods.all.get(key)
         if pod is None or all(one.id != sandbox_id for one in pod.sandboxes):
@@ -104,7 +104,7 @@ class Containers:
     async def _end_former(self, pod: Pod) -> None:
         """End the previous attempt if the outcome of its start is unknown.
 
-        Raises VirtbusError 409 `still_running` if its guest runs.
+        Raises VirtbusError 409 `still_running` if the attempt's guest runs.
         """
         former = pod.active
         if former is None:
@@ -114,9 +114,9 @@ class Containers:
         await self._machines.abandon(pod.key)
 
     async def start(self, container_id: str, left_s: float | None) -> None:
-        """Start a container's guest, and wait until it runs. No effect if the guest runs.
+        """Start a container's guest, unless it runs, and wait until it runs.
 
-        Another call may stop the container during the wait.
+        The pod is not locked during the wait, so another call may stop the container.
 
         Raises:
             VirtbusError: 404: the container or its sandbox is unknown. 409 `exited`: the container
@@ -141,7 +141,7 @@ class Containers:
         await self._machines.until_started(key, container_id, timeout_s)
 
     async def update(self, container_id: str, change: LinuxResources, left_s: float | None) -> None:
-        """Change the resources of a container, and wait until its node enforces them.
+        """Change the resources of a container, and wait until its node enforces the change.
 
         Raises:
             VirtbusError: 400 `pod_refused`. 404: the container is unknown. 409 `exited`: the
@@ -167,7 +167,7 @@ class Containers:
         await self._machines.changes.until_resized(key, after, generation, timeout_s)
 
     async def stop(self, container_id: str, grace_s: int) -> None:
-        """End a container's guest; no effect if it has ended or is unknown."""
+        """End a container's guest. No effect for an ended or unknown container."""
         found = self._pods.find_container(container_id)
         if found is None:
             return
@@ -193,7 +193,7 @@ class Containers:
                 await self._pods.put(pod.without_container(container_id))
 
     def status(self, container_id: str, *, verbose: bool) -> tuple[Plain, Plain]:
-        """Return a container's status, and its `info`, which is empty without `verbose`.
+        """Return a container's status and its `info`. Without `verbose`, the `info` is empty.
 
         Raises VirtbusError 404.
         """
@@ -204,11 +204,10 @@ class Containers:
         return told, answers.machine_info(pod) if verbose else {}
 
     def listed(self, wanted: Plain) -> list[Plain]:
-        """Return the containers that match a `ContainerFilter`."""
         return [answers.container_item(one) for one in answers.containers(self._pods.all, wanted)]
 
     def reopen(self, container_id: str) -> None:
-        """Open a container's log again, after kubelet has renamed the file to rotate it.
+        """Open a container's log file again. kubelet has renamed the old file to rotate the log.
 
         Raises VirtbusError 404, 409 `not_running`, 503 `log_unwritable`.
         """

@@ -1,7 +1,7 @@
-"""Does the work that no call waits for: duties, which are stored, and done when the bus answers.
+"""Does the duties of a node: work that no call waits for, done when the bus answers.
 
-They delete VMs that no pod needs, power off the records of VMs whose guests have ended, release
-networks that no sandbox needs, and read VMs again of which an older view came.
+Duties delete VMs that no pod needs, power off the records of VMs whose guests have ended, and
+release networks that no sandbox needs. After an outdated view of a VM, a duty reads the VM again.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Duties:
         self._sources = sources
 
     async def run(self) -> None:
-        """Do the duties until cancelled, as soon as the bus answers."""
+        """Do the duties until cancelled. After a failure, repeat them with a backoff."""
         pauses = delays(*AGAIN_S, self._sources)
         while True:
             await self._pods.duties.wait()
@@ -46,9 +46,10 @@ class Duties:
                 self._pods.duties.set()
 
     async def _do_all(self) -> bool:
-        """Do the duties; return False if any of them waits.
+        """Do the duties; return False if a duty failed.
 
-        A refusal concerns one VM, so the other duties follow. After any other error, they wait.
+        A refusal concerns only one VM, so the other duties follow. If the bus or a service is
+        unavailable, the other duties wait, too.
         """
         done = True
         for duty in self._next():

@@ -1,7 +1,7 @@
-"""Implements GetContainerEvents: each client gets the events from its call on.
+"""Implements GetContainerEvents: each client gets the events that follow its call.
 
-Each client has a queue of limited length. A client that reads too slowly loses its stream, and
-delays no other client. The slow client can list the pods, and call again.
+Each client has a queue of limited length, so a slow client delays no other client. A full queue
+ends its stream. The slow client can list the pods, and call again.
 """
 
 import asyncio
@@ -26,7 +26,6 @@ class EventStreams:
         self._queues: set[asyncio.Queue[Plain | None]] = set()
 
     def changed(self, before: Pod | None, after: Pod | None) -> None:
-        """Queue the events of a changed pod."""
         if not self._queues:
             return
         for event in events(before, after):
@@ -52,7 +51,7 @@ class EventStreams:
         """Yield the events from now on.
 
         Raises:
-            VirtbusError: 429 `too_many_streams`; 429 `behind`: the client read too slowly.
+            VirtbusError: 429 `too_many_streams`. 429 `behind`: the client reads too slowly.
         """
         if len(self._queues) >= CLIENTS:
             message = f"{CLIENTS} clients read events already; close one of their streams"
@@ -69,7 +68,6 @@ class EventStreams:
 
 
 def _status(pod: Pod, sandbox_id: str) -> Plain:
-    """Return the statuses of a sandbox and its containers; nothing for a removed sandbox."""
     if all(one.id != sandbox_id for one in pod.sandboxes):
         return {}
     inside = [one for one in pod.containers if one.sandbox_id == sandbox_id]

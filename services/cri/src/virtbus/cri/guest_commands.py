@@ -1,7 +1,7 @@
 """Runs the commands of Exec and ExecSync in guests.
 
 ExecSync uses the guest agent. If the guest has no guest agent, or the bus is away, ExecSync uses
-SSH with the pod's key. Exec has streams, which the guest agent cannot carry, so Exec uses SSH.
+SSH with the pod's key. Exec always uses SSH, because the guest agent cannot carry its streams.
 """
 
 import asyncio
@@ -21,33 +21,32 @@ from virtbus.schemas.guest import EXEC_OUTPUT_BYTES, EXEC_S, GuestExec, GuestExe
 from virtbus.schemas.wire import validate
 
 NO_AGENT = frozenset({"bus_away", "guest_agent_absent", "guest_agent_refused", "guest_simulated"})
-"""Reasons of errors after which the command has not run, so that SSH may run it."""
+"""Reasons of errors that prove that the command has not run. Then SSH may run the command."""
 ANSWER_S = 5.0
-"""Time for the agent's answer to arrive, after the time limit of the command."""
+"""Time for the agent's answer after the time limit of the command."""
 SLACK_S = 0.5
-"""Time before the end of a call at which a wait for the agent or the guest ends, so that the call
-can report the reason."""
+"""Time before a call's end at which a wait for the agent or the guest ends. In this time, the call
+reports the reason."""
 
 BOOT_S = 120.0
-"""Time after a guest's start in which the guest may still boot. A command waits for such a guest.
-"""
+"""Time after a guest's start in which the guest may still boot. A command waits for the boot."""
 LOOK_S = 0.5
 BANNER_S = 3.0
 
 
 class GuestNow(NamedTuple):
-    """A running guest. `boots` is True if it started so recently that it may not answer yet."""
+    """A running guest. `boots` is True in the first BOOT_S after the start of the guest."""
 
     machine: Machine
     boots: bool
 
 
 Guest = Callable[[], GuestNow]
-"""Returns the guest as it is now; raises VirtbusError 404, 409 `not_running`."""
+"""Returns the present guest. Raises VirtbusError 404, 409 `not_running`."""
 
 
 class GuestCommands:
-    """Commands in the guests of this node, one ExecSync at a time for each VM."""
+    """Commands in the guests of this node. Each VM runs one ExecSync at a time."""
 
     def __init__(self, link: BusLink, shell: GuestShell, node: str) -> None:
         self._link = link
@@ -60,7 +59,7 @@ class GuestCommands:
 
         Raises:
             VirtbusError: 422 `no_shell`: neither the guest agent nor SSH can run the command. 503
-                `bus_away`, `agent_silent`: for kubelet, these are no failed probe. 504
+                `bus_away`, `agent_silent`: kubelet does not count these as a failed probe. 504
                 `exec_timeout`: the command did not end in time. The errors of `agent.exec`.
         """
         limit_s = min(timeout_s or EXEC_S, EXEC_S)
@@ -94,7 +93,7 @@ class GuestCommands:
         """Wait for the SSH server of a guest that may still boot, until shortly before `until_s`.
 
         Raises:
-            VirtbusError: 422 `no_shell`. For kubelet, this is no failed probe.
+            VirtbusError: 422 `no_shell`. kubelet does not count this error as a failed probe.
         """
         loop = asyncio.get_running_loop()
         while (now := guest()).boots:
@@ -117,7 +116,7 @@ class GuestCommands:
                 subject, want, timeout_s=want.timeout_s + ANSWER_S
             )
         except OutcomeUnknownError as error:
-            # kubelet takes DEADLINE_EXCEEDED for a failed probe, and would restart the guest.
+            # UNAVAILABLE, because kubelet counts DEADLINE_EXCEEDED as a failed probe.
             message = f"the node's agent did not answer: {error}"
             raise VirtbusError(Code.UNAVAILABLE, "agent_silent", message) from error
         except BusError as error:
@@ -130,7 +129,7 @@ class GuestCommands:
         return await self._shell.collected(address, key, words, EXEC_OUTPUT_BYTES)
 
     async def check(self, guest: Guest, wait_s: float) -> None:
-        """Wait until a command with streams can run; for `wait_s` at most, if the guest may boot.
+        """Wait until SSH can run a command. Wait at most `wait_s` for a guest that may still boot.
 
         Raises:
             VirtbusError: 422 `no_shell`.
@@ -154,7 +153,10 @@ def _neither(refusal: VirtbusError, error: VirtbusError) -> VirtbusError:
 
 
 def reachable(machine: Machine) -> tuple[str, ShellKey]:
-    """Return the address and the key of a guest; raises VirtbusError 422 `no_shell`."""
+    """Return the address and the key of a guest.
+
+    Raises VirtbusError 422 `no_shell`.
+    """
     if machine.addresses and machine.key.private:
         return machine.addresses[0], machine.key
     what = "an address yet" if machine.key.private else "a key; create the pod again"

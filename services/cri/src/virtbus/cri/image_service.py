@@ -11,7 +11,7 @@ from virtbus.schemas.wire import validate
 
 
 class ImageService:
-    """The handlers of ImageService. `folder` is the folder of imaged's images on this node."""
+    """The handlers of ImageService. `folder` has imaged's images on this node."""
 
     def __init__(self, images: Images, folder: Path, sources: Sources) -> None:
         self._images = images
@@ -20,7 +20,6 @@ class ImageService:
 
     @property
     def offer(self) -> Offer:
-        """Return the handlers by the names of their calls."""
         return Offer(
             {
                 "ListImages": self._list,

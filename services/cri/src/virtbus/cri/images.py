@@ -1,8 +1,7 @@
 """Implements CRI's image calls by requests to imaged over the bus.
 
-virtbus-cri keeps references to the images that it pulled, and lists only these images. imaged owns
-the files: it expires names, and removes files to make room. A VM's create fetches an image again if
-its file was removed.
+virtbus-cri keeps and lists only references to the images that it pulled. imaged owns the files, and
+removes files to make room. A VM's create fetches an image again if imaged has removed the file.
 """
 
 import asyncio
@@ -21,13 +20,13 @@ from virtbus.schemas.image_api import ImagePull, PulledImages
 from virtbus.schemas.wire import validate
 
 PULL_S = 60.0
-"""Time limit of one request. A pull that takes longer continues, and the request is repeated."""
+"""Time limit of one request. A longer pull continues in imaged, and the request is repeated."""
 AGAIN_S = 1.0
 NO_LOGIN = AuthConfig()
 
 
 class Images:
-    """The images that virtbus-cri pulled, by the key of their record."""
+    """The images that virtbus-cri pulled."""
 
     def __init__(
         self,
@@ -48,11 +47,14 @@ class Images:
         self._all = self._folder.load()
 
     def known(self, text: str) -> PulledImage:
-        """Return the image with this name or id; raises the errors of `image_record.known`."""
+        """Return the image with this name or id.
+
+        Raises the errors of `image_record.known`.
+        """
         return image_record.known(self._all.values(), text)
 
     async def pull(self, text: str, namespace: str, auth: AuthConfig = NO_LOGIN) -> str:
-        """Fetch an image to this node, for as long as the caller waits; return the image's id.
+        """Fetch an image to this node, without a time limit; return the image's id.
 
         Raises:
             VirtbusError: 400 `image_invalid`, `login_invalid`. 422 `login_unsupported`. 500
@@ -86,7 +88,7 @@ class Images:
         return image.digest
 
     async def _fetch(self, asks: list[ImagePull]) -> tuple[str, ImageInfo]:
-        """Fetch the first reference that exists; otherwise raise the first reference's error."""
+        """Fetch the first reference that exists. If none exists, raise the first error."""
         failure: VirtbusError | None = None
         for ask in asks:
             try:
@@ -114,10 +116,9 @@ class Images:
             raise VirtbusError(Code.INTERNAL, "image_failed", message)
 
     async def remove(self, text: str) -> None:
-        """Drop the image with this name or id; imaged keeps the file. No effect if it is unknown.
+        """Drop the image with this name or id, and all other names of its file, as in containerd.
 
-        In CRI, an image is one file. So all other names of this file are dropped, too, as in
-        containerd.
+        imaged keeps the file. An unknown image has no effect.
         """
         same = self._same(text)
         for key, image in tuple(self._all.items()):
@@ -126,7 +127,6 @@ class Images:
                 await self._folder.remove(key)
 
     def status(self, text: str, *, verbose: bool) -> Plain:
-        """Return the answer of ImageStatus, empty if the image was not pulled."""
         same = self._same(text)
         if not same:
             return {}
@@ -134,13 +134,12 @@ class Images:
         return {"image": image, "info": image_record.info(same) if verbose else {}}
 
     def listed(self, text: str) -> list[Plain]:
-        """Return the images with this name or id; all images if `text` is empty."""
         if not text:
             return image_record.listed(self._all.values())
         return image_record.listed(self._same(text))
 
     def _same(self, text: str) -> list[PulledImage]:
-        """Return the records of all names of the images with this name or id."""
+        """Return the records with this name or id, and all other records of their digests."""
         digests = {one.digest for one in image_record.find(self._all.values(), text)}
         return [one for one in self._all.values() if one.digest in digests]
 
@@ -151,5 +150,4 @@ class Images:
 
     @property
     def files(self) -> int:
-        """Return the number of pulled image files."""
         return len({one.digest for one in self._all.values()})

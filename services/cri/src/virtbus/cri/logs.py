@@ -12,11 +12,11 @@ from virtbus.schemas.errors import Code, VirtbusError
 log = logging.getLogger(__name__)
 
 LINGER_S = 1.0
-"""Time after a guest's end in which its last output may still reach the console's file."""
+"""Time after a guest's end in which the agent may still write the last output of the console."""
 
 
 class ContainerLogs:
-    """The `ConsoleFollower`s of this node, by container id."""
+    """The logs of this node's running containers. `places` has the stored positions."""
 
     def __init__(self, consoles: Path, places: Path, sources: Sources) -> None:
         self._consoles = consoles
@@ -34,7 +34,7 @@ class ContainerLogs:
         return str(Path(folder, name)) if folder and name else ""
 
     def reopen(self, container: Container) -> None:
-        """Open a container's log by its name again, because kubelet has renamed the old file.
+        """Open a container's log file again. kubelet has renamed the old file to rotate the log.
 
         Raises:
             VirtbusError: 409 `not_running`; 503 `log_unwritable`.
@@ -50,7 +50,6 @@ class ContainerLogs:
             raise VirtbusError(Code.UNAVAILABLE, "log_unwritable", message) from error
 
     def changed(self, pod: Pod) -> None:
-        """Begin and end followers after a change of a pod."""
         if self._group is None:
             self._early.append(pod)
             return
@@ -68,7 +67,7 @@ class ContainerLogs:
         place = self._places / f"{container.id}.json"
         console = self._consoles / f"{uid}.log"
         follower = ConsoleFollower(console, Path(path), place, self._sources)
-        try:  # this runs before the start is requested: the console is still that of an old attempt
+        try:  # the start is not requested yet: the console still has an earlier attempt's output
             follower.begin(fresh=container.phase == "starting")
         except OSError as error:
             log.error("no log for %s: %s", container.id, error, extra={"code": "log_failed"})
@@ -92,7 +91,6 @@ class ContainerLogs:
             del self._followers[container_id], self._ended[container_id]
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             early, self._early = self._early, []

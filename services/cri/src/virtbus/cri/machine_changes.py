@@ -22,11 +22,13 @@ class MachineChanges:
         self._link = link
 
     async def view(self, uid: str) -> VmView:
-        """Return the current view of a VM; raises the errors of `vm.get`."""
+        """Return the current view of a VM.
+
+        Raises the errors of `vm.get`.
+        """
         return validate(VmView, await self._link.ask("vm", "get", VmRef(uid=uid)))
 
     async def update(self, view: VmView, spec: VmSpec, labels: dict[str, str]) -> VmView:
-        """Change the spec and labels of a VM, as far as they differ."""
         want = VmUpdate(
             uid=view.uid,
             revision=view.revision,
@@ -36,7 +38,7 @@ class MachineChanges:
         return validate(VmView, await self._link.ask("vm", "update", want))
 
     async def resize(self, key: str, uid: str, after: LinuxResources) -> int:
-        """Change the limits in the record of a pod's VM; return the generation with these limits.
+        """Change the limits in the record of a pod's VM; return the generation of the record.
 
         Raises:
             VirtbusError: 422 `resize_unsupported`. 503 `bus_away`. The errors of `vm.get` and
@@ -58,10 +60,10 @@ class MachineChanges:
     async def until_resized(
         self, key: str, after: LinuxResources, generation: int, timeout_s: float
     ) -> None:
-        """Wait until the node enforces the limits of a guest; return at once if the guest is off.
+        """Wait until the node enforces a guest's limits. Return at once if the guest is off.
 
         Raises:
-            VirtbusError: 503 `resize_waits`: the node has not enforced the limits in time.
+            VirtbusError: 503 `resize_waits`: the node does not enforce the limits in time.
         """
         wanted = pod_resources.limits(after)
 
@@ -84,7 +86,10 @@ class MachineChanges:
         return VirtbusError(Code.UNAVAILABLE, "resize_waits", message)
 
     async def read_again(self, key: str) -> None:
-        """Read a pod's VM, of which an older view came; raises the errors of `vm.get`."""
+        """Read a pod's VM after the watch has shown an outdated view.
+
+        Raises the errors of `vm.get`.
+        """
         pod = self._pods.all.get(key)
         if pod is not None and pod.machine is not None:
             view = await self.view(pod.machine.uid)
@@ -92,7 +97,7 @@ class MachineChanges:
             await self._pods.put(observation.read_again(self._pods.all[key], view, now_ns))
 
     async def answered(self, key: str, view: VmView) -> None:
-        """Store the view that answers a request. Later views of older revisions are ignored."""
+        """Store the view that answers a request. From now on, older views are ignored."""
         pod = self._pods.all.get(key)
         if pod is None or pod.machine is None or pod.machine.uid != view.uid:
             return
@@ -100,7 +105,10 @@ class MachineChanges:
         await self._pods.put(observation.observed(pod, view, self._pods.sources.time_ns()))
 
     async def power_off(self, key: str) -> None:
-        """Power off the record of a VM whose guest has ended; raises the errors of `vm.stop`."""
+        """Power off the record of a VM whose guest has ended.
+
+        Raises the errors of `vm.stop`.
+        """
         machine = self._pods.all[key].machine if key in self._pods.all else None
         if machine is None or not machine.power_off:
             return
@@ -111,7 +119,10 @@ class MachineChanges:
             await self.answered(key, validate(VmView, answer))
 
     async def delete(self, uid: str) -> None:
-        """Delete a VM that no pod needs; raises the errors of `vm.delete`."""
+        """Delete a VM that no pod needs.
+
+        Raises the errors of `vm.delete`.
+        """
         await self._unless_gone("delete", VmDelete(uid=uid, grace_s=0))
 
     async def _unless_gone(self, verb: str, value: Any) -> Any:

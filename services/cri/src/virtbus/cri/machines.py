@@ -1,7 +1,7 @@
 """Makes, starts and stops the VMs of pods, by requests to the bus.
 
-Each request can be repeated, because the VM's uid is stored before the VM is created. Work that no
-call waits for is a duty (`duties.py`).
+Each request can be repeated, because the VM's uid is stored before the VM is created. If no call
+waits for some work, this work is a duty (`duties.py`).
 """
 
 from collections.abc import Awaitable, Callable
@@ -31,10 +31,10 @@ from virtbus.schemas.vm_status import VmView
 from virtbus.schemas.wire import validate
 
 END_S = 30.0
-"""Time after a guest's grace within which the node ends the guest and reports its end."""
+"""Maximum time between the end of a guest's grace and the node's report of the guest's end."""
 OF_THE_UID = frozenset({"uid_taken", "name_taken", "exists_unchanged"})
-"""Refusals of a create that each repeat with the same uid would get. After them, the pod gets
-another uid. After any other refusal, the pod keeps its uid, and its VM holds the pod's network."""
+"""Refusals of a create that a repeat with the same uid would get again. Only after these refusals,
+the pod gets a VM with another uid. After other refusals, the pod keeps the VM and its network."""
 
 
 class PodReads(NamedTuple):
@@ -57,7 +57,7 @@ class Machines:
         end_here: Callable[[str, int], Awaitable[LocalEnded]],
         reads: PodReads,
     ) -> None:
-        """`end_here` ends a guest by its uid and grace, without the bus."""
+        """`end_here` ends a guest without the bus, by uid and grace in seconds."""
         self._pods = pods
         self._link = link
         self._place = place
@@ -73,8 +73,8 @@ class Machines:
     ) -> str:
         """Give the pod's VM its disks, or keep the disks of an earlier attempt. The VM stays off.
 
-        Return the digest of the image from which the root disk was made. If the image in the
-        manifest has changed, the pod gets another VM, because the root disk is made from the image.
+        Return the digest of the root disk's image. If the image in the manifest has changed, the
+        pod gets another VM with a new root disk.
 
         Raises:
             VirtbusError: 400: the pod cannot be a VM. 503 `bus_away`. The errors of
@@ -119,14 +119,17 @@ class Machines:
         await self.changes.answered(key, validate(VmCreated, answer).vm)
 
     async def _renew(self, key: str) -> None:
-        """Drop a pod's VM, because the bus refuses its uid. The next attempt has another uid."""
+        """Drop a pod's VM, because the bus refuses the uid. The next attempt gets another uid."""
         pod = self._pods.all[key]
         if pod.machine is not None:
             await self._pods.discard(pod.machine.uid)
             await self._pods.put(pod.model_copy(update={"machine": None}))
 
     async def _create_bare(self, key: str, sandbox: SandboxConfig) -> None:
-        """Create a VM that only holds the pod's network; raises the errors of `vm.create`."""
+        """Create a VM that only holds the pod's network.
+
+        Raises the errors of `vm.create`.
+        """
         uid = self._pods.sources.uuid7()
         fresh = vm_request.new_machine(sandbox, uid, self._new_key())
         pod = self._pods.all.get(key, Pod(key=key)).model_copy(update={"machine": fresh})
@@ -159,7 +162,10 @@ class Machines:
         return True
 
     async def resize(self, key: str, after: LinuxResources) -> int:
-        """Call `MachineChanges.resize` for a pod's VM; raises VirtbusError 409 `vm_gone`, too."""
+        """Call `MachineChanges.resize` for a pod's VM.
+
+        Raises VirtbusError 409 `vm_gone`, and the errors of `MachineChanges.resize`.
+        """
         return await self.changes.resize(key, self._uid(key), after)
 
     # --- power ----------------------------------------------------------------------------
@@ -181,10 +187,10 @@ class Machines:
         await self.changes.answered(key, validate(VmView, answer))
 
     async def _begin(self, key: str, container_id: str) -> int:
-        """Store that a container starts; return the revision of its VM before the start.
+        """Store that a container starts; return the revision of the VM before the start.
 
-        A view of that revision shows a VM that is off. The view may arrive later, and must not end
-        the container. So the stored revision becomes one higher.
+        A late view of this revision shows that the VM is off, and must not end the container. So
+        the stored revision becomes one higher, and the view is ignored.
         """
         pod = self._pods.all[key]
         starting = pod.container(container_id).model_copy(update={"phase": "starting"})
@@ -210,7 +216,7 @@ class Machines:
             raise VirtbusError(Code.INTERNAL, "start_failed", message)
 
     def _staged(self, key: str, message: str) -> str:
-        """Return the message with the stage, state and text of the node's last report on the VM."""
+        """Add the stage, state and text of the node's last report on the VM to a message."""
         pod = self._pods.all.get(key)
         if pod is None or pod.machine is None:
             return message
@@ -219,7 +225,7 @@ class Machines:
         return stages.text(seen.stage, seen.reason or "start_slow", message)
 
     async def stop(self, key: str, grace_s: int) -> None:
-        """End the guest of the active container, with the grace `grace_s`, and wait for its end.
+        """End the active container's guest with the grace `grace_s`, and wait for the end.
 
         Raises:
             VirtbusError: 409 `vm_gone`. 504 `stop_slow`. The errors of `vm.stop` and of
@@ -232,7 +238,8 @@ class Machines:
         try:
             answer = await self._link.ask("vm", "stop", VmStop(uid=uid, grace_s=grace_s))
         except VirtbusError as error:
-            # The controllers may also hang, or be unable to write. A second end does no harm.
+            # The bus may be away, or the controllers may hang or be unable to write. If the request
+            # had effect, a second end of the guest is harmless.
             if error.code == Code.UNAVAILABLE or error.reason == "no_answer":
                 await self._stop_here(key, container, uid, grace_s)
                 return
@@ -254,7 +261,7 @@ class Machines:
             await self._pods.put(observation.ended(pod, container, ending, off=True))
 
     async def abandon(self, key: str) -> None:
-        """End the active container, whose start has no known outcome, before the next attempt."""
+        """End the active container before the next attempt. The outcome of its start is unknown."""
         await self.stop(key, 0)
         container = self._pods.all[key].active
         if container is not None:
@@ -276,10 +283,7 @@ class Machines:
         return machine.uid
 
     async def _give_up(self, key: str, container_id: str, revision: int) -> None:
-        """Store that a start had no effect: the container's phase is `created` again.
-
-        The VM still has the revision `revision`.
-        """
+        """Store that a start had no effect: restore the phase `created` and the VM's revision."""
         pod = self._pods.all[key]
         container = pod.container(container_id)
         if container.phase == "starting":

@@ -1,4 +1,4 @@
-"""Asks for the state of the node while the bus answers, and remembers the last answer."""
+"""Reads the state of the node from the bus at intervals, and stores the last answer."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ FIRST_LOOK_S = 0.5
 
 
 class NodeKeeper:
-    """The last known state of the node, for CRI's Status and for the place of its pods."""
+    """The last known state of the node, for CRI's Status and for the `Place` of its pods."""
 
     def __init__(
         self, folder: RecordFolder[KnownNode], link: BusLink, name: str, network: str
@@ -35,11 +35,10 @@ class NodeKeeper:
 
     @property
     def place(self) -> Place:
-        """Return the `Place` for the VMs of this node's pods."""
         return Place(self._known.hostname if self._known else self._name, self._network)
 
     async def hostname(self) -> str:
-        """Return the node's label `kubernetes.io/hostname`, as soon as the node is known."""
+        """Wait until the node is known; return its label `kubernetes.io/hostname`."""
         await self._seen.wait()
         return self.place.hostname
 
@@ -50,7 +49,6 @@ class NodeKeeper:
             self._seen.set()
 
     async def run(self) -> None:
-        """Ask until cancelled."""
         while True:
             try:
                 answer = await self._link.ask("node", "get", NodeRef(node=self._name))
@@ -66,6 +64,5 @@ class NodeKeeper:
             await asyncio.sleep(FIRST_LOOK_S if self._failure else LOOK_S)
 
     def conditions(self) -> list[Plain]:
-        """Return CRI's conditions, by the last answer."""
         problem = "" if self._link.connected else self._failure or self._link.refusal
         return node.conditions(self._known, problem)

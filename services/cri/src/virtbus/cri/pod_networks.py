@@ -1,6 +1,6 @@
 """Makes the VMs of pods hold and release their networks.
 
-The network of a pod's VM is the pod's sandbox (ADR 0059).
+For CRI, the network of a pod's VM is the pod's sandbox (ADR 0059).
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from virtbus.schemas.network import NetworkState
 log = logging.getLogger(__name__)
 
 BUSY_S = 1.0
-"""Delay until the duties are repeated, if a call holds the lock of a duty's pod."""
+"""If a call holds the lock of a duty's pod, the duties are repeated after this delay."""
 
 
 class PodNetworks:
-    """The networks of this node's pods. A caller of `hold` or `release` holds the pod's lock.
+    """The networks of this node's pods.
 
-    `create` creates a VM without disks for a pod.
+    A caller of `hold` or `release` must hold the pod's lock. `create` creates a VM without disks.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class PodNetworks:
         self._create = create
 
     async def hold(self, key: str, sandbox: SandboxConfig, timeout_s: float) -> None:
-        """Make the node hold the pod's network, and wait until the node holds it.
+        """Make the node hold the pod's network, and wait until the network is ready.
 
-        A pod without a VM gets a VM without disks.
+        A pod without a VM gets a VM without disks, which holds the network.
 
         Raises:
             VirtbusError: 409 `vm_gone`. 500 `network_failed`. 503 `bus_away`. 504 `network_slow`.
@@ -50,7 +50,7 @@ class PodNetworks:
         await self._until(key, timeout_s)
 
     async def release(self, key: str) -> None:
-        """Release the pod's network if no sandbox needs it, now or when the bus answers again."""
+        """Release the pod's network if no sandbox needs it. After an error, a duty releases it."""
         try:
             await self._release(key)
         except VirtbusError as error:
@@ -63,7 +63,7 @@ class PodNetworks:
             await self._set(key, NetworkState.RELEASED)
 
     async def _set(self, key: str, state: NetworkState) -> bool:
-        """Make the node hold or release the network of the pod's VM; return False without a VM.
+        """Request that the node holds or releases the pod's network; return False without a VM.
 
         Raises:
             VirtbusError: 503 `bus_away`; the errors of `vm.get` and `vm.update`.
@@ -129,8 +129,8 @@ class PodNetworks:
     async def clear(self) -> None:
         """Drop pods without sandboxes, which a kill of this process may have left.
 
-        A pod whose lock is held is skipped, because a call may make its sandbox or release its
-        network now. Then the duties are repeated after BUSY_S.
+        A locked pod is skipped, because a call may just make its sandbox or release its network.
+        After a skip, the duties are repeated after BUSY_S.
         """
         busy = False
         for key, pod in tuple(self._pods.all.items()):
@@ -144,7 +144,10 @@ class PodNetworks:
             asyncio.get_running_loop().call_later(BUSY_S, self._pods.duties.set)
 
     async def release_unused(self, key: str) -> None:
-        """Release the pod's network if no sandbox needs it; raises the errors of `vm.update`."""
+        """Release the pod's network if no sandbox needs it.
+
+        Raises the errors of `vm.get`, `vm.stop` and `vm.update`.
+        """
         pod = self._pods.all.get(key)
         if pod is not None and pod.holds_unused and not self._pods.lock(key).locked():
             async with self._pods.lock(key):

@@ -1,8 +1,8 @@
 """Keeps the node's pods in memory and on disk, and finds sandboxes and containers by id.
 
-A change is computed from the pod in memory, and replaces that pod in one step. Then the file is
-written. Each call waits for this write before it answers. A call holds the lock of its pod. News of
-VMs change pods without the lock.
+A change replaces the pod in memory in one step, and then the file is written. Each call waits for
+this write before it answers. Each call holds the lock of its pod. News of VMs change pods without
+the lock.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from virtbus.schemas.vm_status import VmView
 log = logging.getLogger(__name__)
 
 LEAST_PREFIX = 6
-"""Minimum length of an abbreviated id. crictl shows such ids."""
+"""Minimum length of an abbreviated id. crictl shows abbreviated ids."""
 
 
 class Pods:
@@ -36,15 +36,15 @@ class Pods:
         self.all: dict[str, Pod] = {}
         self.removals: dict[str, Removal] = {}
         self.unclaimed: dict[str, str] = {}
-        """By uid: names of this runtime's VMs that no pod has, because a pod's file was damaged.
-        These VMs may be the last trace of a guest's data, so only a person deletes them."""
+        """By uid: the names of this runtime's VMs that belong to no pod, because a pod's file was
+        damaged. Only a person deletes such a VM, which may have the last copy of a guest's data."""
         self.doubted: set[str] = set()
-        """The keys of pods of which a view is older than virtbus-cri's last change of the VM. It is
-        from a controller that lags behind, or from a restored bus."""
+        """The keys of pods with a VM that a duty must read again. The watch has shown a view from
+        before virtbus-cri's last change: a controller lags behind, or the bus was restored."""
         self.changed: Callable[[Pod | None, Pod | None], None] = lambda _before, _after: None
-        """Called with the pod before and after each change; None if the pod does not exist."""
+        """Called after each change, with the pod before and after it. None means no pod."""
         self.duties = asyncio.Event()
-        """Set if VMs may have to be deleted, read again or powered off, or networks released."""
+        """Set if duties may be due (`duties.py`)."""
 
     def load(self) -> None:
         """Read all records from disk, before the first call."""
@@ -55,7 +55,6 @@ class Pods:
         self.duties.set()
 
     def lock(self, key: str) -> asyncio.Lock:
-        """Return the lock that the calls for a pod hold."""
         return self._locks.of(key)
 
     # --- finding --------------------------------------------------------------------------
@@ -76,7 +75,6 @@ class Pods:
         return _named(ids, container_id)
 
     def of_vm(self, uid: str) -> Pod | None:
-        """Return the pod of a VM."""
         pods = self.all.values()
         return next((pod for pod in pods if pod.machine and pod.machine.uid == uid), None)
 
@@ -85,8 +83,8 @@ class Pods:
         """Store a new or changed pod.
 
         Raises:
-            VirtbusError: 503 `state_unwritable`. The pod in memory is as before then, unless it
-                has changed again meanwhile.
+            VirtbusError: 503 `state_unwritable`. The change in memory is undone, if no later change
+                has followed.
         """
         before = self.all.get(pod.key)
         if before == pod:
@@ -100,14 +98,14 @@ class Pods:
             raise
 
     async def drop(self, pod: Pod) -> None:
-        """Forget a pod that has no sandbox. Its VM is deleted as soon as the bus answers."""
+        """Forget a pod without sandboxes. A duty deletes the pod's VM."""
         if pod.machine is not None:
             await self.discard(pod.machine.uid)
         self._set(pod.key, None)
         await self._store.pods.remove(pod.key)
 
     async def discard(self, uid: str) -> None:
-        """Store the duty to delete a VM as soon as the bus answers."""
+        """Store the duty to delete a VM."""
         self.removals[uid] = removal = Removal(uid=uid)
         await self._store.removals.put(uid, removal)
         self.duties.set()
@@ -118,7 +116,6 @@ class Pods:
         await self._store.removals.remove(uid)
 
     def _set(self, key: str, pod: Pod | None) -> None:
-        """Replace or remove a pod in memory, and report the change."""
         before = self.all.pop(key, None)
         if pod is not None:
             self.all[key] = pod
@@ -143,7 +140,7 @@ class Pods:
             await self.put(observation.observed(pod, view, self.sources.time_ns()))
 
     def synced(self) -> None:
-        """Report the VMs that no pod has (`vm_watch.Observer`)."""
+        """Log the VMs that belong to no pod (`vm_watch.Observer`)."""
         for uid, name in self.unclaimed.items():
             log.error(
                 "VM %s (%s) has no pod here: the pod's file is damaged or gone; look at its disks, "
@@ -164,7 +161,7 @@ class Pods:
     async def until(
         self, key: str, reached: Callable[[Pod | None], bool], timeout_s: float
     ) -> bool:
-        """Wait until `reached` is true for a pod; return False after `timeout_s`."""
+        """Wait until `reached` is true for a pod; return False if it is false after `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         with self._listening(key) as event:

@@ -19,14 +19,14 @@ from virtbus.schemas.wire import validate
 NAME = "virtbus"
 CRI_VERSION = "v1"
 KUBELET_VERSION = "0.1.0"
-"""The version of kubelet's runtime API, which no client reads."""
+"""The version of kubelet's runtime API. No client reads it."""
 
 SHOWN = {"node", "pod_network", "runtime_handlers", "cgroup_driver", "state_dir", "run_dir"}
 """The settings that a verbose status shows."""
 REFUSED: Mapping[str, str] = {
     "CheckpointContainer": "a VM is no process tree that CRIU can write; snapshot its disks",
 }
-"""Calls that are refused, with the reason."""
+"""By refused call: the reason."""
 
 
 class StatisticsCalls:
@@ -37,7 +37,6 @@ class StatisticsCalls:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """Return the handlers by the names of their calls."""
         return {
             "ContainerStats": self._container,
             "ListContainerStats": self._containers,
@@ -74,7 +73,6 @@ class StreamCalls:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """Return the handlers by the names of their calls."""
         return {
             "Attach": self._attach,
             "Exec": self._exec,
@@ -97,7 +95,7 @@ class StreamCalls:
 
 
 class RuntimeService:
-    """The handlers of RuntimeService. `others` are the handlers of the classes above."""
+    """The handlers of RuntimeService. `others` has those of StatisticsCalls and StreamCalls."""
 
     def __init__(
         self,
@@ -115,7 +113,6 @@ class RuntimeService:
 
     @property
     def offer(self) -> Offer:
-        """Return the handlers by the names of their calls."""
         return Offer(
             {
                 "Version": self._version,
@@ -166,7 +163,7 @@ class RuntimeService:
         return {"linux": {"cgroup_driver": self._settings.cgroup_driver.upper()}}
 
     async def _update_runtime_config(self, _: Call) -> Plain:
-        """Accept the node's pod CIDR and ignore it, because each network has its own subnet."""
+        """Ignore the node's pod CIDR, because each network has its own subnet."""
         return {}
 
     # --- sandboxes ------------------------------------------------------------------------
@@ -193,7 +190,7 @@ class RuntimeService:
         return {"items": self._sandboxes.listed(call.request.get("filter", {}))}
 
     async def _update_sandbox(self, call: Call) -> Plain:
-        """Accept the pod's resources and ignore them: the VM has the resources of its container."""
+        """Ignore the pod's resources, because the VM has the resources of its container."""
         self._sandboxes.status(call.request.get("pod_sandbox_id", ""), verbose=False)
         return {}
 

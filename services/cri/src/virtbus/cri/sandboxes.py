@@ -1,4 +1,4 @@
-"""Implements CRI's calls about pod sandboxes: a sandbox is one attempt of a pod (ADR 0059)."""
+"""Implements CRI's calls about pod sandboxes. A sandbox is one attempt of a pod (ADR 0059)."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ NETWORK_S = 110.0
 
 
 class Sandboxes:
-    """CRI's calls about sandboxes. `handlers` are the runtime handlers that are served."""
+    """CRI's calls about sandboxes. `handlers` has the names of the served runtime handlers."""
 
     def __init__(self, pods: Pods, machines: Machines, handlers: tuple[str, ...]) -> None:
         self._pods = pods
@@ -24,10 +24,10 @@ class Sandboxes:
         self._handlers = handlers
 
     async def run(self, config: SandboxConfig, handler: str, left_s: float | None) -> str:
-        """Make the network of a pod, and store a sandbox for it; return the sandbox's id.
+        """Make the network of a pod, and store the sandbox; return the sandbox's id.
 
-        A repeat for the same attempt returns the same id. A call that fails or is cancelled leaves
-        nothing behind.
+        A repeated call for the same attempt returns the same id. A failed or cancelled call leaves
+        no sandbox, and its network is released.
 
         Raises:
             VirtbusError: 400 `pod_refused`, `handler_unknown`. 409 `sandbox_stopped`: the sandbox
@@ -65,14 +65,16 @@ class Sandboxes:
             return sandbox.id
 
     async def _undo(self, key: str) -> None:
-        """Drop a pod without sandboxes, and its VM. A duty releases any other pod's network."""
+        """Drop a pod without sandboxes. For any other pod, let a duty release the network."""
         pod = self._pods.all.get(key)
         if pod is not None and not pod.sandboxes:
             await self._pods.drop(pod)
         self._pods.duties.set()
 
     async def stop(self, sandbox_id: str) -> None:
-        """End the sandbox's guest at once, and release the network. A repeat has no effect.
+        """End the sandbox's guest without a grace, and release the network.
+
+        A repeated call has no effect.
 
         Raises:
             VirtbusError: the errors of `Machines.stop`, if the guest runs.
@@ -86,7 +88,6 @@ class Sandboxes:
             await self._machines.networks.release(key)
 
     async def _stop(self, key: str, sandbox_id: str) -> Pod | None:
-        """Stop a sandbox; return its pod, or None if the sandbox is gone."""
         pod = self._pods.all.get(key)
         if pod is None or all(one.id != sandbox_id for one in pod.sandboxes):
             return None
@@ -99,7 +100,7 @@ class Sandboxes:
         return pod
 
     async def remove(self, sandbox_id: str) -> None:
-        """Remove a sandbox and its containers; with the pod's last sandbox, also the VM."""
+        """Remove a sandbox and its containers. With the pod's last sandbox, remove the VM, too."""
         found = self._pods.find_sandbox(sandbox_id)
         if found is None:
             return
@@ -116,7 +117,7 @@ class Sandboxes:
                 await self._pods.drop(pod)
 
     def status(self, sandbox_id: str, *, verbose: bool) -> tuple[Plain, Plain]:
-        """Return a sandbox's status, and its `info`, which is empty without `verbose`.
+        """Return a sandbox's status and its `info`. Without `verbose`, the `info` is empty.
 
         Raises VirtbusError 404.
         """
@@ -130,11 +131,10 @@ class Sandboxes:
 
     @property
     def unclaimed(self) -> Mapping[str, str]:
-        """Return the names of the VMs that no pod has, by uid."""
+        """Return the names of the VMs that belong to no pod, by uid."""
         return self._pods.unclaimed
 
     def listed(self, wanted: Plain) -> list[Plain]:
-        """Return the sandboxes that match a `PodSandboxFilter`."""
         return [answers.sandbox_item(one) for one in answers.sandboxes(self._pods.all, wanted)]
 
 

@@ -1,4 +1,4 @@
-"""Assembles virtbus-cri, and runs its loops: gRPC server, watch of VMs, duties and logs."""
+"""Assembles virtbus-cri, and runs the gRPC server, the watch of VMs, the duties and the logs."""
 
 import asyncio
 import logging
@@ -93,7 +93,7 @@ class Cri:
         self._streaming = Streaming(self._pods, self._link, settings.node, commands)
 
     async def run(self) -> None:
-        """Serve until cancelled. The bus may be away from the beginning.
+        """Serve until cancelled. The bus may be away at the start.
 
         Raises:
             VirtbusError: 409 `cri_running`, `socket_taken`. 422: another version wrote the state.

@@ -63,10 +63,9 @@ class Settings(ServiceSettings):
 
     @property
     def socket(self) -> Path:
-        """Return the path of the socket for kubelet."""
         return self.listen or self.run_dir / "cri.sock"
 
     @property
     def image_names(self) -> Path:
-        """Return the folder in which imaged finds the cluster's image names."""
+        """Return the folder of the cluster's image names, which imaged reads."""
         return self.run_dir / "image-names"

@@ -1,4 +1,4 @@
-"""Implements CRI's calls about statistics, from the node's own files. The calls need no bus."""
+"""Implements CRI's calls about statistics from files of the node, without the bus."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from virtbus.cri.pods import Pods, not_found
 
 
 class Statistics:
-    """CRI's calls about statistics. `disks` is the folder of all VMs' disks."""
+    """CRI's calls about statistics. `disks` is the folder with the disks of all VMs."""
 
     def __init__(self, pods: Pods, usage: GuestUsage, traffic: GuestTraffic, disks: Path) -> None:
         self._pods = pods
@@ -21,7 +21,10 @@ class Statistics:
         self._disks = disks
 
     def container(self, container_id: str) -> Plain:
-        """Return the statistics of a container; raises VirtbusError 404."""
+        """Return the statistics of a container.
+
+        Raises VirtbusError 404.
+        """
         found = self._pods.find_container(container_id)
         if found is None:
             raise not_found("container", container_id)
@@ -39,7 +42,10 @@ class Statistics:
         ]
 
     def sandbox(self, sandbox_id: str) -> Plain:
-        """Return the statistics of a sandbox; raises VirtbusError 404."""
+        """Return the statistics of a sandbox.
+
+        Raises VirtbusError 404.
+        """
         found = self._pods.find_sandbox(sandbox_id)
         if found is None:
             raise not_found("sandbox", sandbox_id)
@@ -56,7 +62,6 @@ class Statistics:
             yield from ((pod, one) for one in pod.sandboxes if one.id in chosen)
 
     def metrics(self) -> list[Plain]:
-        """Return the metrics of the ready sandboxes."""
         now_ns = self._pods.sources.time_ns()
         return [
             metrics.of_sandbox(self._of_sandbox(pod, one), self._nics(pod, one), now_ns=now_ns)
@@ -79,7 +84,7 @@ class Statistics:
         return stats.with_network(told, self._nics(pod, one), now_ns=now_ns)
 
     def _nics(self, pod: Pod, one: Sandbox) -> tuple[NicTraffic, ...]:
-        """Return the counters of a sandbox's NICs; a stopped sandbox has none."""
+        """Return the counters of a sandbox's NICs; empty for a stopped sandbox."""
         if pod.machine is None or not one.ready:
             return ()
         return self._traffic.of(pod.machine.uid)

@@ -1,7 +1,7 @@
 """Serves the sessions of kubelet's clients: consoles and ports of guests, and commands in guests.
 
-Consoles and ports are streams of the node's agent over the bus (ADR 0023). Flow control limits each
-stream to WINDOW_BYTES, so the memory of a session is limited on each side.
+The node's agent carries consoles and ports as streams over the bus (ADR 0023). Flow control limits
+the unacknowledged bytes of a stream to WINDOW_BYTES, which limits the memory of each session.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ from virtbus.schemas.streams import ConsoleOpen, PortOpen
 
 WINDOW_BYTES = 64 * 1024
 DETACH = b"\x1d"
-"""Ctrl-]. A client that sends this byte alone leaves the console, as in Virtlet."""
+"""Ctrl-]. As in Virtlet, a client that sends this byte alone leaves the console."""
 EXEC_WAIT_S = 60.0
-"""Maximum wait of an exec for a guest that boots."""
+"""Maximum wait of an exec for a booting guest."""
 ANSWER_S = 5.0
-"""Time before a client's deadline at which the wait ends, so that an answer can arrive in time."""
+"""Time before a client's deadline at which the wait ends, so that the answer arrives in time."""
 LEFT, CLIENT_CLOSED = "the client left", "the client closed the connection"
 
 
@@ -52,7 +52,7 @@ class Streaming:
         return self.server.url(Command(container_id, wanted(request)))
 
     async def exec(self, request: Plain, left_s: float | None) -> str:
-        """Return the URL of a command with streams; `left_s` is the rest of the client's time.
+        """Return the URL of a command with streams. `left_s` is the time to the client's deadline.
 
         Raises:
             VirtbusError: 400 `command_empty`. 422 `no_shell`. The errors of `attach`.
@@ -77,7 +77,10 @@ class Streaming:
         return await self._commands.run(guest, _words(request), timeout_s)
 
     def port_forward(self, request: Plain) -> str:
-        """Return the URL for connections to a pod's ports; raises VirtbusError 404, 409, 429."""
+        """Return the URL for connections to a pod's ports.
+
+        Raises VirtbusError 404, 409, 429.
+        """
         sandbox_id = request.get("pod_sandbox_id", "")
         self._machine_of_sandbox(sandbox_id)
         return self.server.url(Forward(sandbox_id))
@@ -110,7 +113,10 @@ class Streaming:
 
     # --- finding --------------------------------------------------------------------------
     def _running(self, wanted_id: str) -> str:
-        """Return the full id of a running container; raises VirtbusError 404, 409."""
+        """Return the full id of a running container.
+
+        Raises VirtbusError 404, 409.
+        """
         found = self._pods.find_container(wanted_id)
         if found is None:
             raise not_found("container", wanted_id)
@@ -120,13 +126,11 @@ class Streaming:
         return container_id
 
     def _machine(self, container_id: str) -> Machine:
-        """Return the VM of a running container."""
         container_id = self._running(container_id)
         key, _ = self._pods.find_container(container_id) or ("", "")
         return self._machine_of(key)
 
     def _guest(self, container_id: str) -> GuestNow:
-        """Return the guest of a running container."""
         machine = self._machine(container_id)
         key, container_id = self._pods.find_container(container_id) or ("", "")
         started_ns = self._pods.all[key].container(container_id).started_ns
@@ -134,7 +138,10 @@ class Streaming:
         return GuestNow(machine, 0 <= up_s < BOOT_S)
 
     def _machine_of_sandbox(self, wanted_id: str) -> Machine:
-        """Return the VM of a sandbox with a running container; raises VirtbusError 404, 409."""
+        """Return the VM of a sandbox with a running container.
+
+        Raises VirtbusError 404, 409.
+        """
         found = self._pods.find_sandbox(wanted_id)
         if found is None:
             raise not_found("sandbox", wanted_id)
@@ -167,7 +174,10 @@ def wanted(request: Plain) -> Wanted:
 
 
 def _words(request: Plain) -> tuple[str, ...]:
-    """Return a command; raises VirtbusError 400 `command_empty`."""
+    """Return the command of a request.
+
+    Raises VirtbusError 400 `command_empty`.
+    """
     words = tuple(str(word) for word in request.get("cmd", ()))
     if not words or not words[0]:
         raise VirtbusError(Code.INVALID, "command_empty", "name the program to run in the guest")
@@ -180,7 +190,7 @@ def _not_running(what: str) -> VirtbusError:
 
 
 async def _show(stream: ByteStream, pipe: Pipe | None) -> None:
-    """Send the guest's bytes to the client; drop them if the client does not want them."""
+    """Send the guest's bytes to the client. Without a pipe, drop the bytes."""
     while data := await stream.read():
         if pipe is not None:
             await pipe.write(data)
@@ -189,7 +199,7 @@ async def _show(stream: ByteStream, pipe: Pipe | None) -> None:
 
 
 async def _type(stream: ByteStream, pipe: Pipe | None) -> None:
-    """Send the client's keys to the guest. The end of the keys does not end the session."""
+    """Send the client's keys to the guest. The session continues after the end of the keys."""
     while pipe is not None and (keys := await pipe.read()):
         if keys == DETACH:
             stream.end(LEFT)
@@ -198,13 +208,12 @@ async def _type(stream: ByteStream, pipe: Pipe | None) -> None:
 
 
 async def _drop(pipe: Pipe | None) -> None:
-    """Read and drop sizes of the client's terminal, because a serial console has no size."""
+    """Drop the sizes of the client's terminal, because a serial console has no size."""
     while pipe is not None and await pipe.read():
         pass
 
 
 async def _send(stream: ByteStream, pipe: Pipe) -> None:
-    """Send the client's bytes to the guest's port."""
     while data := await pipe.read():
         await stream.write(data)
     if pipe.left:

@@ -1,6 +1,6 @@
 """Follows Virtlet's objects of the cluster: image translations for imaged, settings for this node.
 
-The last known objects are stored. So nothing changes while the API server is away.
+The last known objects are stored, and apply while the API server is away.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _LISTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 
 
 class VirtletObjects:
-    """The objects as they were last seen. Without a cluster there are none."""
+    """The objects at the last read. Without a cluster, all lists of objects are empty."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class VirtletObjects:
         names: Path,
         hostname: Callable[[], Awaitable[str]],
     ) -> None:
-        """`names` is imaged's folder of image names.
+        """`names` is the folder of image names that imaged reads.
 
-        `hostname` waits for the node's label `kubernetes.io/hostname`, and returns it.
+        `hostname` waits for the node's label `kubernetes.io/hostname`, and returns the label.
         """
         self._cluster = cluster
         self._folder = folder
@@ -64,7 +64,6 @@ class VirtletObjects:
         await self._publish()
 
     async def run(self) -> None:
-        """Follow the cluster until cancelled."""
         if self._cluster is None:
             return
         async with asyncio.TaskGroup() as group:
@@ -77,7 +76,6 @@ class VirtletObjects:
     async def _follow(
         self, cluster: Cluster, field: str, path: str, query: Mapping[str, str]
     ) -> None:
-        """Keep a field of `ClusterObjects` equal to a list of the cluster."""
         pauses = delays(*AGAIN_S)
         while True:
             try:
@@ -101,7 +99,6 @@ class VirtletObjects:
             await self._folder.put(KEY, self._objects)
 
     async def _publish(self) -> None:
-        """Derive the settings, and write the image names for imaged."""
         self.config, problems = virtlet_objects.node_config(self._objects)
         regexps = self.config.regexps is not False
         self._files, unusable = virtlet_objects.image_files(self._objects, regexps=regexps)
@@ -110,7 +107,7 @@ class VirtletObjects:
         await self._write()
 
     async def _write(self) -> None:
-        """Write the image names. Errors are logged, and `_write_again` repeats the write."""
+        """Write the image names. After an error, `_write_again` repeats the write."""
         async with self._writing:
             try:
                 errors = await write_names(self._names, self._files)

@@ -1,4 +1,4 @@
-"""Finds data of volumes that have no record, and describes it for a new record."""
+"""Finds the data of volumes that have no record, and reads the references for new records."""
 
 from collections.abc import AsyncIterator
 
@@ -16,7 +16,7 @@ from virtbus.schemas.wire import validate
 ASK_S = 10.0
 AFTER_MS = 5_000
 PAGES = 100
-"""Limit of pages that are read from a node."""
+"""Maximum number of pages that are read from a node."""
 KIND = "volume"
 
 
@@ -30,7 +30,7 @@ class VolumeOrphans:
     async def findings(self, node: str) -> list[AuditFinding]:
         """Return a finding for each volume of the node without a record.
 
-        The repair of an audit never removes such data: a person adopts or deletes it by name.
+        The repair of an audit never removes such data. A person adopts or deletes the data by name.
         Raises BusError, VirtbusError.
         """
         return [
@@ -45,7 +45,7 @@ class VolumeOrphans:
         Raises:
             VirtbusError: 404 `no_volume_data`: the node has no such data, or cannot read the
                 reference. 409 `several_volumes`: several volumes have this name, and the request
-                has no uid. 409 `held_on_node`: a VM without a record, on some node, has the volume.
+                has no uid. 409 `held_on_node`: a VM without a record holds the volume.
             BusError: the node does not answer.
         """
         start = f"{want.namespace}.{want.name}."
@@ -96,13 +96,16 @@ class VolumeOrphans:
         return False
 
     async def held(self, node: str, after: str) -> AsyncIterator[HeldVolume]:
-        """Yield the volumes of all `pages`. Raises BusError, VirtbusError."""
+        """Yield the volumes of all `pages`.
+
+        Raises BusError, VirtbusError.
+        """
         async for page in self.pages(node, after):
             for held in page.volumes:
                 yield _checked(held)
 
     async def pages(self, node: str, after: str) -> AsyncIterator[HeldResources]:
-        """Yield pages of the volumes on a node, ordered by folder. Each folder is after `after`.
+        """Yield pages of a node's volumes in the order of their folders, from after `after` on.
 
         Raises BusError, VirtbusError.
         """
@@ -117,20 +120,19 @@ class VolumeOrphans:
 
 
 def _checked(held: HeldVolume) -> HeldVolume:
-    """Return the volume, without its reference if the reference names another folder."""
     if held.ref is not None and held.ref.folder != held.folder:
         return HeldVolume(folder=held.folder)
     return held
 
 
 def _is_recorded(volumes: Volumes, held: HeldVolume, node: str) -> bool:
-    """Return True if a volume's record explains the data in this folder on `node`."""
+    """Return True if the volume's record allows data on `node`."""
     nodes = data_nodes(volumes, held.folder)
     return nodes is not None and (not nodes or node in nodes)
 
 
 def data_nodes(volumes: Volumes, folder: str) -> set[str] | None:
-    """Return the nodes that may have a volume's data, as its record says; None without a record."""
+    """Return the nodes on which the volume's record allows data; None without a record."""
     namespace, _, rest = folder.partition(".")
     name, _, uid = rest.partition(".")
     known = volumes.get(namespace, name)

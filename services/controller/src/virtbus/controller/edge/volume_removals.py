@@ -31,11 +31,11 @@ SETTLE_S = 0.2
 """Delay after `wake`, so that one round handles concurrent changes."""
 ASK_S = 5.0
 AT_ONCE = 16
-"""Number of concurrent removals. A request to a node that does not answer takes ASK_S."""
+"""Number of concurrent removals. A removal on a silent node takes ASK_S."""
 
 
 class VolumeRemovals:
-    """Completes deletes of volumes. A crash leaves a `deleting` volume for the next round."""
+    """Completes deletes of volumes. After a crash, the next round continues."""
 
     def __init__(self, bus: Bus, fleet: Fleet, events: FleetEvents, files: MovedFiles) -> None:
         self._bus = bus
@@ -47,12 +47,11 @@ class VolumeRemovals:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Start a round if a volume is being deleted."""
+        """Start a round soon if a volume is being deleted."""
         if self._fleet.volumes.deleting:
             self._wake.set()
 
     async def run(self, tenure: LeaderTerm) -> None:
-        """Remove while the lease is held."""
         while True:
             due = sorted(self._fleet.volumes.deleting)
             for first in range(0, len(due), AT_ONCE):
@@ -72,11 +71,11 @@ class VolumeRemovals:
             if await self._prevent_fills(held.record) or await self._end_operations(
                 held.record.uid
             ):
-                return  # the status of the fill wakes the next round
+                return  # the next status of the fill wakes this task
             await self._release(held)
             revision = await self._writes.end(held)
         except ConflictError:
-            return  # another controller was first
+            return  # another controller changed the volume first
         except (BusError, VirtbusError) as error:
             extra = {"code": "volume_remains", "uid": held.record.uid}
             log.info("removal of %s will be retried: %s", held.record.name, error, extra=extra)
@@ -86,10 +85,10 @@ class VolumeRemovals:
         log.info("deleted volume %s", held.record.name, extra=extra)
 
     async def _prevent_fills(self, record: VolumeRecord) -> bool:
-        """Prevent the operations of a move or fill that another task may still create.
+        """Prevent the operations of the volume's move or fill; return True while a fill runs.
 
-        A task that read the volume before the delete would otherwise fill it after the removal.
-        Operations that already run are cancelled. Return True while one of them is a fill.
+        A task that read the volume before the delete may still create these operations, and a fill
+        would write data after the removal. An operation that already runs is cancelled.
         """
         move, fill = record.move, record.fill
         ids = [] if move is None else [(move.source, move.export), (move.target, move.fill)]
@@ -107,8 +106,8 @@ class VolumeRemovals:
     async def _end_operations(self, uid: str) -> bool:
         """Cancel the operations of the volume; return True while one of them is a fill.
 
-        imaged fills no volume that it has released, but a restart of imaged loses this knowledge.
-        Then an open fill would write the data again. So fills end before the release.
+        Fills must end before the release. After a restart, imaged does not remember the release,
+        and an open fill would write the data again.
         """
         operations = self._fleet.operations.open_of(uid)
         for operation in operations:
@@ -118,7 +117,10 @@ class VolumeRemovals:
         return any(one.record.kind == "fill" for one in operations)
 
     async def _release(self, held: StoredVolume) -> None:
-        """Make the volume's nodes remove its data; raises BusError, and the errors of imaged."""
+        """Make the volume's nodes remove its data.
+
+        Raises BusError, and the errors of imaged.
+        """
         record = held.record
         if not has_data_on_node(record):
             return

@@ -15,9 +15,9 @@ class VolumeRoom:
         self._quota = quota
 
     def refuse_more(self, *new: VolumeRecord) -> None:
-        """Raise 429 if new volumes exceed a quota, or if the bus is too full for more volumes.
+        """Raise 429 if new volumes exceed a quota, or if the bus is nearly full.
 
-        The space that is left on the bus is then kept for VMs.
+        The last space on the bus is kept for VMs.
         """
         self._storage.refuse_create("volumes", OBJECTS_UNTIL_FULL)
         self._quota.refuse_new(self._fleet.volumes, new)

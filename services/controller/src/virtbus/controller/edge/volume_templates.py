@@ -31,7 +31,7 @@ The string is the account of the request.
 
 
 class VolumeTemplates:
-    """Reads which volumes of a VM's templates exist already, and plans the missing ones."""
+    """Plans the volumes of a VM's templates that do not exist yet."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class VolumeTemplates:
         self._images = ImageNameReads(bus, fleet)
 
     async def holders(self, vm: VmRecord, account: str) -> VolumeHolders:
-        """Return a VolumeHolders for the VM, with the volumes that its create makes.
+        """Return a VolumeHolders for the VM, with the volumes that the VM's create makes.
 
         Raises:
             VirtbusError: 403 `not_owner`: the VM's owner is a bridge or a runtime, and may not make
-                this volume. 409 `access_differs`: a volume of that name exists, and exactly one of
-                it and its template is shared. The errors of `VolumeApi.create`.
+                this volume. 409 `access_differs`: a volume of that name exists, and its access
+                differs from the template's. The errors of `VolumeApi.create`.
         """
         new: dict[str, VolumeRecord] = {}
         known, node = self._fleet.vms.get(vm.uid), ""
@@ -75,7 +75,7 @@ class VolumeTemplates:
         made: dict[str, VolumeRecord] = {}
         for name in sorted(new, key=lambda name: _copies_image(new[name].spec)):
             record = new[name]
-            if _copies_image(record.spec):  # a copy of another source must be on the source's node
+            if _copies_image(record.spec):  # any other copy stays on the node of its source
                 node = node or self._node_for(vm, new.values())
                 record = record.model_copy(update={"node": node})
             made[name] = await self._planned(record, account)
@@ -107,10 +107,10 @@ class VolumeTemplates:
         )
 
     def _assigned(self, vm: VmRecord, name: str, spec: VolumeSpec) -> bool:
-        """Return True for an empty volume on a server that the runtime's node lists in pools.toml.
+        """Return True for an empty volume that the runtime's node assigns in its pools.toml.
 
-        The retention must be Delete: the volume's record is deleted with the VM, and the data stays
-        on the server. So the account needs no right to delete the volume.
+        The retention must be Delete. Then the record of the volume is deleted with the VM, and the
+        runtime needs no right to delete volumes. The data stays on the storage server.
         """
         pool = self._fleet.pools.of(node_of(vm.owner)).get(spec.pool)
         if pool is None or not ABILITIES[pool.kind].shared or spec.source != VolumeSource():
@@ -120,9 +120,9 @@ class VolumeTemplates:
 
 
 def _refuse_other_access(wanted: NamedVolume, there: VolumeRecord) -> None:
-    """Raise 409 `access_differs` if exactly one of a template and the existing volume is shared.
+    """Raise 409 `access_differs` if the existing volume has another access than the template.
 
-    On a shared volume, a guest with an ordinary file system destroys the writes of other guests.
+    If a volume is shared, a guest with an ordinary file system destroys the writes of other guests.
     """
     if wanted.template is not None and wanted.template.access is not there.spec.access:
         message = (

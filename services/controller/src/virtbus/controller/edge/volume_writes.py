@@ -11,13 +11,13 @@ from virtbus.schemas.volume import VolumeRecord
 
 
 class VolumeWrites(NamedWrites[VolumeRecord]):
-    """Writes records of volumes alone, in no batch with a VM's record."""
+    """Writes a volume's record alone, without the record of a VM in the same batch."""
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus, "volume", subjects.volume_record, read_volume, create_step)
 
     async def restore(self, vm: VmRecord) -> None:
-        """Write the records of a VM's volumes that the bus has lost, or has in an older version.
+        """Write those records of a VM's volumes that are missing, or older, on the bus.
 
         Raises:
             VirtbusError: 422 `unreadable`: the record on the bus cannot be read. The errors of

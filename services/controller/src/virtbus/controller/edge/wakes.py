@@ -1,13 +1,13 @@
-"""Calls functions at most once in a turn of the event loop, after any number of requests."""
+"""Merges requests for calls: each function is called at most once in a turn of the event loop."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class Wakes:
-    """The functions to call.
+    """The functions to call after a change.
 
-    An informer requests the calls once for each entry, and reads many entries in a turn.
+    An informer requests the calls for each entry, and may read many entries in one turn.
     """
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class Wakes:
         self._due = False
 
     def request(self) -> None:
-        """Call all functions soon."""
+        """Call all functions in the next turn of the event loop."""
         if not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._call)

@@ -1,8 +1,8 @@
 """Sends changes and heartbeats to clients' watches, in short slices of the event loop's time.
 
-One task serves all watches. So a change that affects a thousand watches wakes only this task. The
-task sends a few changes to each watch in turn. Other requests run between two slices (ADR 0028). A
-change is encoded once for all watches.
+One task serves all watches, so a change that affects a thousand watches wakes only one task. The
+task sends a few changes to each watch in turn. Between two slices, other requests run (ADR 0028).
+Each change is encoded once for all watches.
 """
 
 import asyncio
@@ -22,15 +22,16 @@ from virtbus.schemas.api import VmWatch, WatchReply
 BEAT_S = 5.0
 SLICE_S = 0.002
 REST = 2.0
-"""Seconds without work after each second of work, while more than CROWD watches wait."""
+"""Seconds of rest for each second of work, while more than CROWD watches wait."""
 MOST_REST_S = 0.1
-"""Maximum rest. A slice may be long with little work, because it includes waits for sends."""
+"""Maximum rest after a slice. A slice includes waits for sends, so a long slice may be little work.
+"""
 CROWD = 8
-"""Up to this many watches are served without a rest."""
+"""The task rests only while more than this number of watches wait."""
 SENT_AT_ONCE = 16
 CHANGE_FRESH_S = 1.0
-"""Time for which an encoded view is reused. It is limited, because some states in a view change
-only because time passes."""
+"""Time for which an encoded view is reused. The time is short, because some states in a view depend
+on the present time."""
 CHANGES_KEPT = 8
 
 
@@ -41,7 +42,7 @@ class Watcher:
     want: VmWatch
     request: Request
     owner: str = ""
-    """The owner of the VMs that the client may see; empty if it may see all VMs."""
+    """The owner of the VMs that the client may see; empty if the client may see all VMs."""
     dirty: dict[str, None] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
     renewed_s: float = math.inf
@@ -49,14 +50,14 @@ class Watcher:
     over: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Done when the watch has ended; has the error, if an error ended the watch."""
+    """Done when the watch has ended. Its exception is the error that ended the watch."""
 
 
 class WatchSender:
     """Serves the watches whose first list was sent.
 
-    `position` returns the present position. It is the `after` of a reply, from which a client can
-    resume.
+    `position` returns the present position. Each reply has the position as `after`, so that a
+    client can resume its watch there.
     """
 
     def __init__(self, fleet: Fleet, position: Callable[[], str]) -> None:
@@ -75,17 +76,15 @@ class WatchSender:
         self._wake(watcher)
 
     def leave(self, watcher: Watcher) -> None:
-        """Send nothing to a watch that ended."""
         self._told_s.pop(watcher, None)
         self._ready.pop(watcher, None)
 
     def changed(self, uid: str) -> None:
-        """Drop the encoded view of a VM."""
         self._changes.pop((uid, False), None)
         self._changes.pop((uid, True), None)
 
     def touch(self, watcher: Watcher, uid: str) -> None:
-        """Queue a VM for a watch. Its change is sent soon, but not before `follow`."""
+        """Queue a VM for a watch. The change is sent soon after `follow`."""
         watcher.dirty[uid] = None
         if watcher in self._told_s:
             self._wake(watcher)
@@ -95,7 +94,6 @@ class WatchSender:
         self._some.set()
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wait()
@@ -125,7 +123,6 @@ class WatchSender:
             )
 
     async def _serve(self, watcher: Watcher) -> None:
-        """Serve one watch; an error ends only this watch."""
         try:
             await self._tell(watcher)
         except Exception as error:  # noqa: BLE001  boundary: the error ends this watch
@@ -152,9 +149,10 @@ class WatchSender:
             self._told_s[watcher] = now_s
 
     def wanted(self, watcher: Watcher, uid: str, *, any_labels: bool = False) -> bool:
-        """Return True if the watch covers a VM of the fleet; with `any_labels`, if it ever could.
+        """Return True if the watch covers a VM of the fleet.
 
-        Of all that is compared, only the labels of a VM can change.
+        With `any_labels`, return True if the watch may have covered the VM earlier: of the compared
+        fields, only a VM's labels can change.
         """
         want, record = watcher.want, self._fleet.vms[uid].record
         labels = {} if any_labels else dict(want.labels)
@@ -165,7 +163,10 @@ class WatchSender:
         )
 
     def _news(self, uid: str, watcher: Watcher) -> Rendered | pages.Plain | None:
-        """Return the reply for a VM that may have changed; None if the watch does not cover it."""
+        """Return the reply about a VM.
+
+        None means that the watch does not cover the VM, and that the client does not know the VM.
+        """
         as_json = watcher.request.wants_json
         if uid in self._fleet.vms and self.wanted(watcher, uid):
             watcher.known.add(uid)
@@ -176,9 +177,10 @@ class WatchSender:
         return pages.plain(WatchReply(gone=uid, after=self._position()), as_json=as_json)
 
     def _change(self, uid: str, *, as_json: bool) -> Rendered:
-        """Return a VM's change, encoded.
+        """Return a VM's encoded change.
 
-        The position in the change may be older than the view in it, but never newer.
+        The position in the change is never newer than the view: a client that resumes from the
+        position misses nothing.
         """
         now_s = asyncio.get_running_loop().time()
         made_s, change = self._changes.get((uid, as_json), (-math.inf, Rendered()))

@@ -1,8 +1,8 @@
 """Serves clients' watches: pages of a list, `synced`, then changes and heartbeats.
 
-Pending changes of a watch are a set of uids, not a queue of copies. So a slow client gets the
-latest state of each VM when the client reads, and the number of VMs limits the memory. A change of
-a VM costs one set insertion for each watch of the VM's namespace or of all namespaces (ADR 0028).
+A watch's pending changes are a set of uids, so the number of VMs limits their memory. A slow
+client gets only the latest state of each VM. A change of a VM costs one set insertion for each
+watch of the VM's namespace or of all namespaces (ADR 0028).
 """
 
 import asyncio
@@ -24,14 +24,11 @@ RENEW_S = 30.0
 LOOK_S = 1.0
 CATCH_UP_S = 2.0
 RESUME_WITHIN_S = 23 * 3600
-"""Maximum age of a position. Purge markers expire after 24 h, so older deletes are not known."""
+"""Maximum age of a position. Purge markers expire after 24 h, and older deletes are forgotten."""
 
 
 class Position(NamedTuple):
-    """The content of `after`: the highest revisions that the controller had seen, and the time.
-
-    The time is in UNIX seconds.
-    """
+    """The content of `after`: the highest revisions that a controller had seen at a UNIX time."""
 
     revision: int
     status_revision: int
@@ -61,18 +58,18 @@ class WatchServer:
         """By requested namespace; None: all namespaces."""
         self._catching_up: set[asyncio.Event] = set()
         self._pace = Pace()
-        """Gives turns: each page of a first list is made and sent in its own turn. So a thousand
-        new watches have only one page in memory."""
+        """Gives a turn to each page of a first list. So only one page is in memory, even if a
+        thousand watches begin together."""
         self._teller = WatchSender(fleet, self._position)
         self._by_token: dict[str, Watcher] = {}
         self._never_renewed: dict[Watcher, None] = {}
-        """Watches whose list was sent, and that were never renewed, the oldest first. Their clients
+        """Watches that were never renewed after their first list, the oldest first. Their clients
         may be gone."""
 
     def changed(self, uid: str | None) -> None:
-        """Queue a VM whose view may have changed, for all watches that may cover it.
+        """Queue a VM whose view may have changed, for all watches that may cover the VM.
 
-        With the uid None, only the position has changed.
+        None as uid means that only the position has changed.
         """
         for moved in self._catching_up:
             moved.set()
@@ -87,7 +84,6 @@ class WatchServer:
                     self._teller.touch(watcher, uid)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         renew = subjects.watch_renewals(self._instance)
         async with self._bus.subscribe(renew) as renewals, asyncio.TaskGroup() as group:
             group.create_task(self._teller.run())
@@ -99,10 +95,10 @@ class WatchServer:
                     self._never_renewed.pop(watcher, None)
 
     def displace(self, account: str) -> bool:
-        """End the account's oldest watch that was never renewed; return False if there is none.
+        """End the account's oldest watch that was never renewed; return False if it has none.
 
-        Clients renew a watch when they have its list. So a watch without a renewal is probably
-        abandoned, and a new watch of the same account takes its place.
+        Clients must renew a watch after its first list (ADR 0028). So the client of a watch without
+        a renewal is probably gone, and a new watch of the same account may replace that watch.
         """
         found = (one for one in self._never_renewed if one.request.account == account)
         watcher = next(found, None)
@@ -125,7 +121,6 @@ class WatchServer:
                     watcher.over.set_result(None)
 
     def _leave(self, watcher: Watcher, token: str) -> None:
-        """Forget a watch that has ended, or whose list could not be sent."""
         self._teller.leave(watcher)
         self._never_renewed.pop(watcher, None)
         del self._by_token[token]
@@ -139,8 +134,8 @@ class WatchServer:
 
         Return a future that is done at the end of the watch.
 
-        The subject for renewals has a random token, which only the client knows. A renewal counts
-        only from the account that requested the watch.
+        The subject for renewals has a random token that only the client gets. Only renewals from
+        the client's account count.
         """
         token = self._bus.sources.uuid7()
         watcher = Watcher(want, request, owner_of(request.account))
@@ -163,7 +158,7 @@ class WatchServer:
         return watcher.over
 
     def _start(self, want: VmWatch, watcher: Watcher) -> list[str]:
-        """Return the uids of the first list; with `after`, queue the later changes instead."""
+        """Return the uids of the first list. With `after`, return none and queue later changes."""
         if want.after is None:
             watcher.dirty.clear()
             return [
@@ -176,7 +171,7 @@ class WatchServer:
         for uid, held in self._fleet.vms.items():
             status, changed = self._fleet.status_of(held.record), held.revision > position.revision
             if changed and self._teller.wanted(watcher, uid, any_labels=True):
-                watcher.known.add(uid)  # the client knows it if it had other labels before
+                watcher.known.add(uid)  # before the change, the VM may have had matching labels
             if changed or (status is not None and status[1] > position.status_revision):
                 self._teller.touch(watcher, uid)
         for uid, revision in self._fleet.gone.items():
@@ -189,8 +184,9 @@ class WatchServer:
         """Wait until this controller has seen the position.
 
         Raises:
-            VirtbusError: 410 `position_expired`: a delete after the position may be forgotten. 410
-                `position_unknown`: this controller did not reach the position within CATCH_UP_S.
+            VirtbusError: 410 `position_expired`: this controller may have forgotten deletes after
+                the position. 410 `position_unknown`: this controller did not reach the position
+                within CATCH_UP_S.
         """
         expired = self._now_s() - position.at_s > RESUME_WITHIN_S
         if expired or position.revision < self._fleet.forgotten_revision:

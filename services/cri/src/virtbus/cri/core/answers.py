@@ -15,12 +15,12 @@ STATES = {
     "running": "CONTAINER_RUNNING",
     "exited": "CONTAINER_EXITED",
 }
-"""CRI's state of a container, by phase. UNKNOWN is missing, because kubelet ends a container in
-that state."""
+"""CRI's state of a container, by phase. No phase becomes CONTAINER_UNKNOWN, because kubelet ends a
+container in that state."""
 
 
 def sandbox_state(sandbox: Sandbox) -> str:
-    """Return CRI's state of a sandbox."""
+    """Return CRI's name of the state of a sandbox."""
     return "SANDBOX_READY" if sandbox.ready else "SANDBOX_NOTREADY"
 
 
@@ -40,8 +40,8 @@ def sandbox_item(sandbox: Sandbox) -> Plain:
 def sandbox_status(pod: Pod, sandbox: Sandbox) -> Plain:
     """Return a sandbox in the shape of PodSandboxStatus, with the addresses of the VM.
 
-    Without an address, the answer has no `network`: kubelet replaces a sandbox whose address is
-    empty.
+    Without an address, the answer has no `network`, because kubelet replaces a sandbox whose
+    address is empty.
     """
     addresses = pod.machine.addresses if pod.machine is not None and sandbox.ready else ()
     more = [{"ip": address} for address in addresses[1:]]
@@ -71,9 +71,9 @@ def container_item(container: Container) -> Plain:
 
 
 def container_status(pod: Pod, container: Container, log_path: str) -> Plain:
-    """Return a container in the shape of ContainerStatus. `log_path` is absolute.
+    """Return a container in the shape of ContainerStatus; `log_path` is absolute.
 
-    The resources of a running container are those that its node enforces.
+    For a running container, the answer has the resources that its node enforces.
     """
     resources = container.config.linux.resources
     if container.phase == "running" and pod.machine is not None:
@@ -99,7 +99,7 @@ def container_status(pod: Pod, container: Container, log_path: str) -> Plain:
 
 
 def machine_info(pod: Pod) -> Plain:
-    """Return the `info` of a verbose status: JSON about the pod's VM, which crictl shows."""
+    """Return the `info` of a verbose status: JSON about the pod's VM. crictl shows it."""
     machine = pod.machine
     told = {} if machine is None else machine.model_dump(mode="json", exclude={"key"})
     return {"info": json.dumps({"virtbusVm": told}, sort_keys=True)}
@@ -130,9 +130,9 @@ def containers(pods: Mapping[str, Pod], wanted: Plain) -> Iterator[Container]:
 
 
 def _state(wanted: Plain, zero: str) -> str:
-    """Return the state in a filter; empty if the filter has none.
+    """Return the state in a filter; empty if the filter has no state.
 
-    `zero` is the state with the number 0, which protobuf leaves out of a message.
+    protobuf omits a field with the value 0. So `zero` is the state whose number is 0.
     """
     state = wanted.get("state")
     return "" if state is None else str(state.get("state", zero))

@@ -1,6 +1,6 @@
 """Defines the parts of CRI's requests that virtbus reads, with CRI's own field names.
 
-CRI's messages have more fields, for Linux containers. These fields are dropped.
+All other fields of CRI's messages are for Linux containers, and are dropped.
 """
 
 from typing import Literal
@@ -23,7 +23,7 @@ class SandboxMetadata(LenientModel):
 
 
 class PortMapping(LenientModel):
-    """A port of the pod, and the port of the node that leads to it; `host_port` 0 means none."""
+    """A port of the pod, and the node's port that leads to it. `host_port` 0 means no such port."""
 
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
     container_port: int = 0
@@ -77,7 +77,7 @@ class ContainerMetadata(LenientModel):
 
 
 class ImageSpec(LenientModel):
-    """An image. `image` is the name in the pod's manifest, or the id that PullImage returned."""
+    """An image. `image` is the name in the pod's manifest or the id that PullImage returned."""
 
     image: str = ""
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -85,7 +85,7 @@ class ImageSpec(LenientModel):
 
     @property
     def name(self) -> str:
-        """Return the name in the manifest, or `image` if the request does not have that name."""
+        """Return the image name in the manifest; without it, return `image`."""
         return self.user_specified_image or self.image
 
 
@@ -110,7 +110,7 @@ class KeyValue(LenientModel):
 class Mount(LenientModel):
     """A volume of the pod: a path of the node, and its path in the container.
 
-    The fields that are excluded from dumps are no fields of CRI: virtbus-cri finds them on the
+    The fields with `exclude=True` are not in CRI's messages. virtbus-cri reads their values on the
     node.
     """
 
@@ -126,7 +126,7 @@ class Mount(LenientModel):
     options: dict[str, str] | None = Field(None, exclude=True)
     """The options of a flexvolume, as its driver wrote them; None for other volumes."""
     block_path: str = Field("", exclude=True)
-    """The block device that the flexvolume's options name; empty if there is none."""
+    """The block device that the flexvolume's options name; empty if they name none."""
     assigned: tuple[str, str] | None = Field(None, exclude=True)
     """For a flexvolume that is a Ceph disk: the pool and the name of its volume on the bus."""
     permitted: bool = Field(False, exclude=True)
@@ -141,8 +141,8 @@ class Device(LenientModel):
     permissions: str = ""
     """Some of the letters `rwm` (read, write, mknod), as for cgroups."""
     block_path: str = Field("", exclude=True)
-    """The block device behind `host_path`, which virtbus-cri finds; empty if there is none. It is
-    no field of CRI."""
+    """The block device at `host_path`; empty if the path is no block device. This field is not in
+    CRI's messages: virtbus-cri reads the value on the node."""
 
 
 class LinuxResources(LenientModel):
@@ -177,5 +177,5 @@ class ContainerConfig(LenientModel):
     linux: LinuxContainer = LinuxContainer()
 
     def without_secrets(self) -> "ContainerConfig":
-        """Return the configuration to store, without the environment, which may have secrets."""
+        """Return the configuration without the environment, which may have secrets."""
         return self.model_copy(update={"envs": ()})

@@ -1,4 +1,4 @@
-"""Derives CRI's events from two states of a pod. Sandboxes have the same events as containers."""
+"""Derives CRI's events from two states of a pod. Sandboxes have the same kinds as containers."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,7 +14,7 @@ OF_PHASE: dict[Phase, tuple[str, ...]] = {
     "running": (STARTED,),
     "exited": (STOPPED,),
 }
-"""By phase: the events when a container enters this phase. A new container also has CREATED."""
+"""By phase: the events of a container that enters this phase. A new container also has CREATED."""
 
 
 class PodEvent(NamedTuple):

@@ -11,18 +11,18 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class PulledImage(StoredRecord):
-    """A pulled image, under one name. imaged has the image's file.
+    """A pulled image under one name. imaged stores the image's file.
 
-    `name` is the name in the pod, without a digest; empty for a pull by digest only. `digest` is
-    the image's id in CRI. `ref` is the image reference for the spec of a VM.
+    `name` is the pod's image name without its digest. `digest` is the image's id in CRI. `ref` is
+    the image reference for the spec of a VM.
     """
 
     name: str
     digest: str
     ref: str
     pinned: str = ""
-    """The digest in the pod's image name: the digest of the file or, for a container image, of the
-    manifest. Empty if the name has no digest."""
+    """The digest in the pod's image name; empty without a digest. The digest is that of the
+    manifest for a container image, and that of the file for other images."""
     size_bytes: int
     virtual_bytes: int
     """The virtual size of the disk in the image."""
@@ -66,10 +66,10 @@ def known(images: Iterable[PulledImage], text: str) -> PulledImage:
 
 
 def listed(images: Iterable[PulledImage]) -> list[dict[str, Any]]:
-    """Return images in the shape of ListImages: one for each digest, with all of its names.
+    """Return images in the shape of ListImages: one item for each digest, with all names.
 
-    A name that was pulled with a digest has no tag. Each other name gets a tag, because crictl
-    shows only names that have a tag.
+    An image that was pulled with a digest has no tag. All other names get a tag, because crictl
+    shows only names with a tag.
     """
     by_digest: dict[str, list[PulledImage]] = {}
     for image in images:
@@ -87,7 +87,7 @@ def listed(images: Iterable[PulledImage]) -> list[dict[str, Any]]:
 
 
 def info(same: Iterable[PulledImage]) -> dict[str, str]:
-    """Return the `info` of a verbose status: JSON of the records of all names of an image."""
+    """Return the `info` of a verbose status: the records of all names of an image, as JSON."""
     told = sorted((one.model_dump(mode="json") for one in same), key=itemgetter("name"))
     return {"info": json.dumps({"virtbusImages": told}, sort_keys=True)}
 

@@ -1,13 +1,13 @@
 """Translates the image names of pods to image references of virtbus.
 
-- A name with the prefix `virtlet.cloud/` is an image name on the bus or in imaged's rules. If the
-  part after the prefix begins with a host, this part may also be the URL of a disk image without
-  its scheme, as in Virtlet.
+- After the prefix `virtlet.cloud/`, the rest is an image name on the bus or in imaged's rules. A
+  rest that begins with a host may also be the URL of a disk image without its scheme, as in
+  Virtlet.
 - A name that begins with a registry's host is a container image with a disk.
 - Any other name is an image name on the bus or in imaged's rules.
 
-kubelet adds `:latest` to a name without a tag. So this tag is dropped, except from the name of a
-container image.
+kubelet adds `:latest` to each name without a tag. This tag is dropped, and only the name of a
+container image keeps it.
 """
 
 import json
@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ImageName(NamedTuple):
-    """A pod's image name in two parts: the name without the digest, and the digest or ""."""
+    """A pod's image name in two parts: the name, and the digest or an empty text."""
 
     name: str
     digest: str
@@ -57,7 +57,7 @@ def tagged(name: str) -> str:
 
 
 def candidates(image: ImageName, scheme: str = "https") -> tuple[str, ...]:
-    """Return the references that the name may mean, in the order to try.
+    """Return the references that the name may mean, in the order in which to try them.
 
     `scheme` completes the URL of a disk image whose name is a host and a path.
 
@@ -82,7 +82,7 @@ def candidates(image: ImageName, scheme: str = "https") -> tuple[str, ...]:
 def pinned(ref: str, digest: str) -> str:
     """Return the reference with `digest`, the digest of the image's file.
 
-    The reference of a container image is returned unchanged.
+    A reference to a container image is returned unchanged.
     """
     source = parse_image_ref(ref)
     return ref if source.is_container else source._replace(digest=digest).ref
@@ -91,11 +91,11 @@ def pinned(ref: str, digest: str) -> str:
 def login(ref: str, auth: AuthConfig) -> str | None:
     """Return the login for a container image as the text of a Docker `config.json`.
 
-    Return None without a login, and for an image that is no container image.
+    Return None if `auth` is empty, or if the image is no container image.
 
     Raises:
         VirtbusError: 400 `login_invalid`: the login is malformed. 422 `login_unsupported`: the
-            login is a token. The messages quote no part of a login.
+            login is a token. The messages contain no part of the login.
     """
     source = parse_image_ref(ref)
     if not source.is_container:

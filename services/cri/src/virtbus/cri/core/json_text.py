@@ -1,4 +1,4 @@
-"""Writes values of YAML as JSON. Dates, sets and bytes of YAML become values that JSON has."""
+"""Writes values of YAML as JSON. JSON has no dates, sets and bytes, so they are converted."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ _OF_JSON = (str, int, float, type(None))
 def json_text(value: Any) -> str:
     """Return a value of `read_yaml` as JSON.
 
-    Dates and bytes become texts, also as keys. A set becomes a map of nulls.
+    Dates and bytes become texts, in keys too. A set becomes a map of nulls.
 
     Raises:
         ValueError: bytes are not UTF-8 text.

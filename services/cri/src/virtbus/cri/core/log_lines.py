@@ -1,8 +1,9 @@
 """Turns a console's output into lines of CRI's log format.
 
-Each line is `<time> stdout <F|P> <text>`. P marks a part of a longer line, F its last part or a
-complete line. The guest is hostile, so the memory for an unfinished line is limited. A caller
-writes a prompt without a line break as a part (`flush`) when the guest has been silent for a while.
+Each line is `<time> stdout <F|P> <text>`. F marks a complete line, or the last part of a longer
+line. P marks each other part. The guest is hostile, so the memory for an unfinished line is
+limited. After a silence of the guest, the caller writes an unfinished line, such as a prompt, as a
+part (`flush`).
 """
 
 from collections.abc import Iterator
@@ -19,11 +20,11 @@ class LogLines:
 
     @property
     def pending(self) -> int:
-        """Return the number of bytes that are in no returned log line yet."""
+        """Return the number of bytes that no log line has yet."""
         return len(self._rest)
 
     def feed(self, data: bytes, stamp: str) -> bytes:
-        """Return the complete lines, and the full parts of longer lines, up to the end of `data`.
+        """Return log lines for the complete lines, and for the full parts of a longer line.
 
         `stamp` is the time in RFC 3339.
         """
@@ -36,7 +37,6 @@ class LogLines:
         return _joined(lines, stamp)
 
     def flush(self, stamp: str) -> bytes:
-        """Return the pending bytes as a part of a line."""
         lines = [(b"P", self._rest)] if self._rest else []
         self._rest = b""
         return _joined(lines, stamp)

@@ -1,7 +1,7 @@
 """Builds CRI's metrics of pods from the statistics of their containers.
 
-The names and labels are those of containerd. containerd and virtbus-cri may be behind one criproxy,
-and kubelet keeps one description for each name. A metric whose value is unknown is left out.
+The names and labels equal those of containerd: both runtimes may be behind one criproxy, and
+kubelet keeps only one description for each name. A metric without a known value is left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ _NANO = 10**9
 class Metric(NamedTuple):
     """A metric: its description, and a function that reads its value from a container's statistics.
 
-    The function returns None if the value is unknown.
+    For an unknown value, the function returns None.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Metric(NamedTuple):
     kind: str
     value: Callable[[Plain], int | None]
     more: tuple[tuple[str, str], ...] = ()
-    """Further labels, with their values."""
+    """Labels in addition to LABELS, with their values."""
 
 
 def _cpu_seconds(stats: Plain) -> int | None:
@@ -82,14 +82,14 @@ NETWORK = {
         ("errors", "errors", "Errors"),
     )
 }
-"""By name of a metric of a pod's NICs: the counter that has its value, and what is counted.
+"""By name of a metric of a pod's NICs: the name of its counter, and the counted unit.
 
-`receive` counts what the guest receives.
+`receive` is the direction to the guest.
 """
 
 
 def descriptors() -> list[Plain]:
-    """Return the descriptions of all metrics, in the shape of ListMetricDescriptors."""
+    """Return the descriptions of all metrics in the shape of ListMetricDescriptors."""
     network = [
         {"name": name, "help": f"{what} of a guest's NIC.", "label_keys": [*LABELS, "interface"]}
         for name, (_, what) in NETWORK.items()
@@ -107,9 +107,9 @@ def descriptors() -> list[Plain]:
 def of_sandbox(
     stats: Plain, nics: Sequence[tuple[str, Mapping[str, int]]], *, now_ns: int
 ) -> Plain:
-    """Return the metrics of a sandbox from its statistics and the counters of its NICs.
+    """Return a sandbox's metrics in the shape of ListPodSandboxMetrics.
 
-    The metrics have the shape of ListPodSandboxMetrics.
+    `nics` has the name and the counters of each NIC.
     """
     containers = [
         {"container_id": one["attributes"]["id"], "metrics": list(_metrics(one))}

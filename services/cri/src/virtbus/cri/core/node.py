@@ -1,8 +1,7 @@
 """Defines the stored state of the node, and derives CRI's conditions from this state.
 
-While the bus is unreachable, the conditions RuntimeReady and NetworkReady stay as they were at the
-last answer of the bus: kubelet must not treat the node as dead then. A condition of its own shows
-that the bus is unreachable.
+An unreachable bus does not change the conditions RuntimeReady and NetworkReady, because kubelet
+must not treat the node as dead. Only the condition BUS becomes false.
 """
 
 from typing import Any
@@ -12,19 +11,20 @@ from virtbus.cri.core.vm_request import HOSTNAME
 from virtbus.schemas.node import NodeState, NodeView
 
 BUS = "virtbus.io/BusConnected"
-"""The type of the condition that shows the connection to the bus. kubelet ignores it."""
+"""The type of the condition for the connection to the bus. kubelet ignores this condition."""
 RUNTIME, NETWORK = "RuntimeReady", "NetworkReady"
 SERVICES = {RUNTIME: "imaged", NETWORK: "netd"}
-"""By condition: the node's service that the condition depends on, in addition to the agent."""
+"""By condition: the service on the node that must be ready, in addition to the agent."""
 
 SERVING = frozenset({NodeState.READY, NodeState.DRAINING})
-"""States in which pods run. A drain moves no pod, because kubelet drains its node itself."""
+"""States of the node in which pods run. A drain moves no VM of a pod: Kubernetes drains its nodes
+itself."""
 
 
 class KnownNode(StoredRecord):
-    """The node's state at the last answer of the bus. It is stored for restarts of virtbus-cri.
+    """The node's state at the last answer of the bus, stored for restarts of virtbus-cri.
 
-    `problems` has a message for each of CRI's conditions that is false.
+    `problems` has a message for each condition that is false, by type of the condition.
     """
 
     hostname: str
@@ -32,7 +32,7 @@ class KnownNode(StoredRecord):
 
 
 def known(view: NodeView) -> KnownNode:
-    """Return the part of a node's view that is stored."""
+    """Return the state to store from a node's view."""
     problems = {}
     for kind, name in SERVICES.items():
         service = view.services.get(name)
@@ -44,7 +44,7 @@ def known(view: NodeView) -> KnownNode:
 
 
 def conditions(node: KnownNode | None, bus_problem: str) -> list[dict[str, Any]]:
-    """Return CRI's conditions; an empty `bus_problem` means that the bus is connected."""
+    """Return CRI's conditions. `bus_problem` is empty while the bus is connected."""
     if node is None:
         why = f"the node has not joined the bus yet: {bus_problem or 'no answer yet'}"
         found = [_condition(kind, "NodeUnknown", why) for kind in SERVICES]

@@ -1,8 +1,8 @@
 """Derives the phases of a pod's containers from the state of its VM on the bus, by `MEANING`.
 
-A view that is older than virtbus-cri's last change of the VM is ignored, unless the bus was
-restored. A missing view proves nothing: a container ends only if its VM is known to have ended.
-While the VM's node is unreachable, no phase changes.
+A view that is older than virtbus-cri's last change of the VM is ignored. If the bus was restored,
+`read_again` accepts such a view. A container ends only if its VM is known to have ended, and a
+missing view proves no end. While the VM's node is unreachable, no phase changes.
 """
 
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ MEANING: Mapping[VmState, Word] = {
     VmState.UNKNOWN: "unchanged",
     VmState.DELETING: "unchanged",
 }
-"""By state of a VM: its meaning for the container that is a run of the VM's guest."""
+"""By state of a VM: the meaning for the active container."""
 
 KILLED = 137
-"""The exit code 128 + SIGKILL, as for a container whose process was killed."""
+"""The exit code of a container that was killed: 128 + SIGKILL."""
 START_FAILED = 128
 """The exit code that containerd gives to a container whose start failed."""
 
@@ -57,7 +57,7 @@ WORDS: Mapping[str, str] = {
 
 
 def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
-    """Return the pod as it is after a view of its VM."""
+    """Return the pod with the changes that a view of its VM shows."""
     machine = pod.machine
     if machine is None or machine.uid != view.uid or view.revision < machine.revision:
         return pod
@@ -89,20 +89,20 @@ def observed(pod: Pod, view: VmView, now_ns: int) -> Pod:
 
 
 def doubtful(pod: Pod, view: VmView) -> bool:
-    """Return True if the view is older than virtbus-cri's last change of the VM.
+    """Return True if the view is unexpectedly older than virtbus-cri's last change of the VM.
 
-    Then a controller lags behind, or the bus was restored. While a container starts, older views
-    are normal.
+    Either a controller lags behind, or the bus was restored. While a container starts, older views
+    are expected.
     """
     starts = pod.active is not None and pod.active.phase == "starting"
     return pod.machine is not None and view.revision < pod.machine.revision and not starts
 
 
 def read_again(pod: Pod, view: VmView, now_ns: int) -> Pod:
-    """Return the pod after `view`, which was just read from the leader of the stream of VMs.
+    """Return the pod with the changes of `view`, just read from the leader of the stream of VMs.
 
-    If even this view is older than virtbus-cri's last change, the bus was restored or rebuilt, and
-    its revisions have started lower.
+    The leader has the latest view. If this view is older than virtbus-cri's last change, the bus
+    was restored or rebuilt, and its revisions are lower than before.
     """
     machine = pod.machine
     if machine is not None and machine.uid == view.uid and doubtful(pod, view):
@@ -112,9 +112,9 @@ def read_again(pod: Pod, view: VmView, now_ns: int) -> Pod:
 
 
 def _network(machine: Machine, view: VmView) -> dict[str, object]:
-    """Return the changed network fields of a machine; empty if the view is too old for them.
+    """Return the network fields of a machine that the view changes.
 
-    Such a view shows the VM before the last change of the network's wanted state.
+    If the node's status is older than virtbus-cri's last change of `network`, the result is empty.
     """
     if view.observed_generation < machine.network_generation:
         return {}
@@ -140,10 +140,10 @@ def _resources_wait(view: VmView) -> str:
 
 
 def _begins(view: VmView) -> bool:
-    """Return True after a start was requested, until the node first reports about it.
+    """Return True if a start was requested, and the node has not reported about this start yet.
 
-    The record is powered on, and the state is still Stopped. If the guest has ended by itself, the
-    state is Succeeded or Failed instead.
+    Until the report, the record is powered on and the state is Stopped. After a guest's own end,
+    the state is Succeeded or Failed.
     """
     return view.powered and view.state is VmState.STOPPED
 
@@ -162,8 +162,8 @@ def ending_of(container: Container, view: VmView, now_ns: int) -> Ending:
 def ending_by(container: Container, last: GuestExit | None, now_ns: int) -> Ending:
     """Return the end of a container from the last known end of its guest.
 
-    If `last` is None, or was before this container started, the guest counts as ended from outside
-    at `now_ns`.
+    If `last` is None, or is older than the container's start, the guest counts as ended from
+    outside at `now_ns`.
     """
     if last is None or last.at_ns < container.started_ns:
         last = GuestExit(how="ended", asked=False, at_ns=now_ns)
@@ -174,7 +174,7 @@ def ending_by(container: Container, last: GuestExit | None, now_ns: int) -> Endi
 
 
 def gone(pod: Pod, now_ns: int) -> Pod:
-    """Return the pod after its VM was deleted on the bus by somebody else."""
+    """Return the pod without its VM, which another client deleted on the bus."""
     pod = pod.model_copy(update={"machine": None})
     container = pod.active
     if container is None:
@@ -187,7 +187,7 @@ def gone(pod: Pod, now_ns: int) -> Pod:
 def ended(pod: Pod, container: Container, ending: Ending, *, off: bool) -> Pod:
     """Return the pod with the container's end.
 
-    With `off`, the VM's record is still powered on, and must be powered off.
+    `off` means that the VM's record is still powered on, and must be powered off.
     """
     pod = pod.with_container(container.model_copy(update={"phase": "exited", "ending": ending}))
     return pod.with_machine(power_off=off)

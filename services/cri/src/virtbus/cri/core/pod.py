@@ -1,7 +1,7 @@
-"""Defines a pod, as virtbus-cri stores it: its sandboxes, its containers, and its VM.
+"""Defines a pod as virtbus-cri stores it: its sandboxes, its containers and its VM.
 
-A pod is stored in one file. So each change of a pod is atomic: after a kill at any time, the file
-has the pod from before the change, or from after the change.
+Each pod has one file, so each change of a pod is atomic. After a kill of virtbus-cri, the file has
+the pod either before or after the change.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from virtbus.schemas.model import LenientModel
 from virtbus.schemas.resources import ResourcesInForce
 
 Phase = Literal["created", "starting", "running", "exited"]
-"""`starting`: a start was requested, and its outcome is not known yet."""
+"""`starting` means that a start was requested, and that its outcome is unknown."""
 
 
 class Sandbox(LenientModel):
@@ -38,7 +38,7 @@ class Ending(LenientModel):
 
 
 class Container(LenientModel):
-    """One attempt of the pod's container: one run of the pod's guest."""
+    """One attempt of the pod's container, which is one run of the pod's guest."""
 
     id: str
     sandbox_id: str
@@ -59,7 +59,7 @@ class Container(LenientModel):
 
     @property
     def up(self) -> bool:
-        """Return True if the guest may be running for this container now."""
+        """Return True if the guest may run as this container now."""
         return self.phase in {"starting", "running"}
 
 
@@ -71,45 +71,45 @@ class ShellKey(LenientModel):
 
 
 class Machine(LenientModel):
-    """The pod's VM. It is stored before the VM is created, so a repeat creates no second one."""
+    """The pod's VM. It is stored before the create of the VM, so a repeat makes no second VM."""
 
     uid: Uid
     name: str
     image_id: str = ""
-    """The digest of the image that the root disk was made from; empty if there is no such disk."""
+    """The digest of the root disk's image; empty without a root disk."""
     image_name: str = ""
-    """The image name in the manifest. A later attempt with the same name keeps the VM, even if the
-    digest behind a tag has changed."""
+    """The image name in the manifest. A later attempt with the same name keeps the VM, even if a
+    tag in the name means another digest by then."""
     key: ShellKey = ShellKey()
     """Empty if an earlier version of virtbus-cri made the VM."""
     made: bool = False
-    """True if the VM on the bus has its disks. Before that, it only holds the pod's network."""
+    """True if the VM on the bus has its disks. A VM without disks only holds the pod's network."""
     network: Literal["", "Held", "Released"] = ""
-    """The network's state that virtbus-cri requested; empty if an earlier version made the VM."""
+    """The state that virtbus-cri requested for the network; empty if an earlier version of
+    virtbus-cri made the VM."""
     network_generation: int = 0
-    """The record's generation that requests the state `network`. Statuses of earlier generations
-    do not show if the network has this state."""
+    """The generation of the record that requests the state `network`. A status of an earlier
+    generation tells nothing about this request."""
     network_reached: bool = False
-    """True if the node has brought the network to the state `network`."""
+    """True if the network is in the state `network` on the node."""
     network_error: str = ""
     """The stage, reason and text of the node's failure to reach the state `network`."""
     revision: int = 0
-    """The record's revision after virtbus-cri's last change. Views of earlier revisions are
-    ignored."""
+    """The revision of the record after virtbus-cri's last change. Older views are ignored."""
     addresses: tuple[str, ...] = ()
     state: str = ""
     message: str = ""
     reason: str = ""
     stage: str = ""
-    """The stage that failed, as the VM's node names it."""
+    """The stage that failed, in the words of the VM's node."""
     resources: ResourcesInForce | None = None
-    """The limits that the host enforces; None if the guest is off, or if they are not known."""
+    """The limits that the host enforces; None if the guest is off, or if the limits are unknown."""
     resources_wait: str = ""
-    """The reason why the host does not enforce the record's limits yet; empty if it does."""
+    """The reason why the host does not enforce the record's limits yet; empty if none is known."""
     observed_generation: int = 0
     power_off: bool = False
-    """True if the guest has ended, and the VM's record must still be powered off, so that nothing
-    starts the guest again."""
+    """True if the guest has ended, and virtbus-cri must still power off the VM's record. While the
+    record is powered on, the agent could start the guest again."""
 
 
 class Removal(StoredRecord):
@@ -131,33 +131,28 @@ class Pod(StoredRecord):
 
     @property
     def active(self) -> Container | None:
-        """Return the container whose guest may run, or None."""
         return next((one for one in self.containers if one.up), None)
 
     @property
     def holds_unused(self) -> bool:
-        """Return True if the pod's VM holds a network that no sandbox needs."""
+        """Return True if the pod's VM may hold a network, and no sandbox of the pod is ready."""
         held = self.machine is not None and self.machine.network != "Released"
         return held and not any(one.ready for one in self.sandboxes)
 
     def sandbox(self, sandbox_id: str) -> Sandbox:
-        """Return the sandbox with this id."""
         return next(one for one in self.sandboxes if one.id == sandbox_id)
 
     def container(self, container_id: str) -> Container:
-        """Return the container with this id."""
         return next(one for one in self.containers if one.id == container_id)
 
     def with_sandbox(self, sandbox: Sandbox) -> "Pod":
-        """Return the pod with this sandbox added or replaced."""
         return self.model_copy(update={"sandboxes": _put(self.sandboxes, sandbox)})
 
     def with_container(self, container: Container) -> "Pod":
-        """Return the pod with this container added or replaced."""
         return self.model_copy(update={"containers": _put(self.containers, container)})
 
     def with_machine(self, **fields: object) -> "Pod":
-        """Return the pod with these fields of its VM changed."""
+        """Return the pod with changed fields of its VM. Without a VM, return the same pod."""
         if self.machine is None:
             return self
         return self.model_copy(update={"machine": self.machine.model_copy(update=fields)})
@@ -168,7 +163,6 @@ class Pod(StoredRecord):
         return self.model_copy(update={"containers": kept})
 
     def without_sandbox(self, sandbox_id: str) -> "Pod":
-        """Return the pod without this sandbox and its containers."""
         sandboxes = tuple(one for one in self.sandboxes if one.id != sandbox_id)
         containers = tuple(one for one in self.containers if one.sandbox_id != sandbox_id)
         return self.model_copy(update={"sandboxes": sandboxes, "containers": containers})
@@ -179,6 +173,6 @@ def _put(known: Iterable[T], one: T) -> tuple[T, ...]:
 
 
 def pod_key(metadata: SandboxMetadata) -> str:
-    """Return the name of a pod's file: 40 hex digits, a function of namespace, name and uid."""
+    """Return the key of a pod: 40 hex digits, which also name the pod's file."""
     whole = f"{metadata.namespace}\n{metadata.name}\n{metadata.uid}"
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:40]

@@ -1,4 +1,4 @@
-"""Derives the directories of a pod's VM: folders of the node that the guest mounts by virtiofs."""
+"""Derives the directories of a pod's VM: the node's folders that the guest mounts by virtiofs."""
 
 import hashlib
 import posixpath
@@ -26,7 +26,7 @@ class PodDirectory(NamedTuple):
 def directories(config: ContainerConfig) -> tuple[PodDirectory, ...]:
     """Return the directories of a container, one for each folder of the node.
 
-    A directory is read-only if all of its mounts are. Raises ValueError.
+    A directory is read-only if all of its mounts are read-only. Raises ValueError.
     """
     found: dict[str, PodDirectory] = {}
     for mount in filter(pod_volumes.is_directory, config.mounts):
@@ -40,7 +40,10 @@ def directories(config: ContainerConfig) -> tuple[PodDirectory, ...]:
 
 
 def _directory(mount: Mount) -> PodDirectory:
-    """Return the directory of one mount; raises ValueError."""
+    """Return the directory of one mount.
+
+    Raises ValueError.
+    """
     path = posixpath.normpath(mount.host_path)
     tag = _tag(path)
     options = "defaults,nofail,ro" if mount.readonly else "defaults,nofail"
@@ -51,14 +54,14 @@ def _directory(mount: Mount) -> PodDirectory:
 
 
 def _tag(path: str) -> str:
-    """Return a folder's tag, unique in the VM. In Virtlet, folders of the same name share a tag."""
+    """Return the virtiofs tag of a folder. A hash of the path makes the tag unique in the VM."""
     digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     plain = re.sub(r"[^a-z0-9-]", "-", posixpath.basename(path).lower())[:_NAME_CHARS].strip("-")
     return f"{plain or 'folder'}-{digest}-dir"
 
 
 def problems(config: ContainerConfig) -> Iterator[Detail]:
-    """Yield the problems of folders that would be directories of the VM."""
+    """Yield the problems of the folders that are to become directories of the VM."""
     for index, mount in enumerate(config.mounts):
         if not pod_volumes.is_directory(mount):
             continue

@@ -1,7 +1,6 @@
 """Decides which volumes of a pod become disks of its VM, with their sizes and mounts.
 
-The disks belong to the VM, which exists as long as the pod. So a restart of the pod's container
-keeps the disks.
+The VM exists as long as the pod. So the disks outlive a restart of the pod's container.
 """
 
 import hashlib
@@ -20,10 +19,11 @@ from virtbus.schemas.volume_spec import Retention, VolumeSpec
 from virtbus.schemas.wire import reason_of
 
 SIZES = "virtbus.io/empty-dir-sizes"
-"""The annotation with sizes of emptyDirs: `cache=5Gi,tmp=1Gi`. CRI's requests lack `sizeLimit`."""
+"""The annotation with the sizes of emptyDirs, such as `cache=5Gi,tmp=1Gi`. CRI's requests do not
+have the `sizeLimit` of an emptyDir."""
 FILE_SYSTEM = "ext4"
 QCOW2_BYTES = 1024**3
-"""The size of a flexvolume without the option `capacity`, as in Virtlet."""
+"""The size of a flexvolume without the option `capacity`, which is Virtlet's default."""
 _CAPACITY = re.compile(r"\s*([0-9]{1,15})\s*([A-Za-z]*)\s*")
 _LIBVIRT_UNITS: dict[str, int] = {
     **dict.fromkeys(("b", "byte", "bytes"), 1),
@@ -33,15 +33,15 @@ _LIBVIRT_UNITS: dict[str, int] = {
         for form, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
     },
 }
-"""By unit of a capacity, in lower case: the unit's bytes, as in libvirt's storage volumes. A
-capacity without a unit is in `M`."""
+"""By unit of a capacity, in lower case: the number of bytes, as in libvirt's storage volumes. The
+unit of a bare number is `M`."""
 _NAME_CHARS = 50
 
 
 class PodDisk(NamedTuple):
-    """A disk of the VM, and its mounts.
+    """A disk of the VM, and its mounts in the guest.
 
-    The disk is a new empty disk, a device of the node, or a volume on a server.
+    The disk is a new empty disk, a block device of the node, or a volume on a storage server.
     """
 
     name: str
@@ -51,14 +51,14 @@ class PodDisk(NamedTuple):
     links: tuple[GuestLink, ...] = ()
     readonly: bool = False
     assigned: tuple[str, str] | None = None
-    """The pool and the name of a volume whose data is on a server; None for other disks."""
+    """The pool and the name of a volume on a storage server; None for other disks."""
 
     @property
     def volume(self) -> Volume:
         """Return the volume of the VM's spec.
 
-        The record of a volume on a server is deleted with the VM. The server keeps the data, and
-        decides the size.
+        For a volume on a storage server, only the record is deleted with the VM. The server keeps
+        the data, and decides the size.
         """
         if self.assigned:
             pool, volume = self.assigned
@@ -72,7 +72,10 @@ class PodDisk(NamedTuple):
 def disks(
     config: ContainerConfig, notes: Mapping[str, str], default_bytes: int
 ) -> tuple[PodDisk, ...]:
-    """Return the disks of a pod with this container and annotations, one for each volume."""
+    """Return the disks of a pod with this container, one disk for each volume.
+
+    `notes` has the pod's annotations.
+    """
     wished = sizes(notes)[0]
     found: dict[str, PodDisk] = {}
     for mount in filter(pod_volumes.is_disk, config.mounts):
@@ -89,13 +92,13 @@ def disks(
 
 
 def root_device(config: ContainerConfig) -> str:
-    """Return the node's device that is the root disk; empty if the root disk is no device."""
+    """Return the block device that is the root disk; empty if the root disk is a new disk."""
     roots = (one for one in config.devices if one.container_path == pod_volumes.ROOT_PATH)
     return next((one.block_path for one in roots), "")
 
 
 def _device(device: Device) -> PodDisk:
-    """Return the disk of a block volume. The guest has a link to this disk at the devicePath."""
+    """Return the disk of a block volume. In the guest, the devicePath is a link to the disk."""
     name = disk_name("device-" + device.container_path.removeprefix("/dev/").strip("/"))
     return PodDisk(
         name,
@@ -136,8 +139,8 @@ def partition(text: str) -> int | None:
 def disk_name(volume: str) -> str:
     """Return the name of a volume's disk.
 
-    The name is also the disk's serial. It ends with a letter, because cloud-init would read a digit
-    at the end of a serial as the number of a partition.
+    The name is also the disk's serial. The last character is a letter, because cloud-init reads a
+    digit at the end of a serial as the number of a partition.
     """
     plain = re.sub(r"[^a-z0-9-]", "-", volume.lower()).strip("-") or "volume"
     if plain != volume or len(volume) > _NAME_CHARS:
@@ -147,7 +150,7 @@ def disk_name(volume: str) -> str:
 
 
 def sizes(notes: Mapping[str, str]) -> tuple[dict[str, int], list[Detail]]:
-    """Return the sizes in the pod's annotation, by name of an emptyDir, and the problems found."""
+    """Return the sizes in the pod's annotation by name of an emptyDir, and the problems."""
     found: dict[str, int] = {}
     wrong: list[Detail] = []
     for part in filter(None, map(str.strip, notes.get(SIZES, "").split(","))):
@@ -170,7 +173,10 @@ def _check_size(size_bytes: int) -> None:
 
 
 def capacity_bytes(text: str) -> int:
-    """Return the capacity of a flexvolume by Virtlet's rules; raises ValueError."""
+    """Return the capacity of a flexvolume in bytes, by Virtlet's rules.
+
+    Raises ValueError.
+    """
     if not text:
         return QCOW2_BYTES
     found = _CAPACITY.fullmatch(text)
@@ -184,7 +190,7 @@ def capacity_bytes(text: str) -> int:
 
 
 def problems(config: ContainerConfig) -> Iterator[Detail]:
-    """Yield the problems of volumes that would be disks."""
+    """Yield the problems of the volumes and devices that are to become disks."""
     for index, mount in enumerate(config.mounts):
         if not pod_volumes.is_disk(mount):
             continue

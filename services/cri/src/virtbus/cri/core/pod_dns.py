@@ -1,9 +1,10 @@
 """Derives the DNS settings of a pod's VM, the guest's name with a domain, and its host aliases.
 
 kubelet applies the pod's DNS policy: the sandbox has the servers and domains of the cluster, of the
-node, or of the pod's `dnsConfig`. These replace the servers and domains of the VM's network, as for
-a container. kubelet writes the host aliases to a file. It mounts this file only if the pod has an
-address already. Otherwise the aliases are read from the pod on the API server.
+node, or of the pod's `dnsConfig`. As for a container, they replace those of the VM's network.
+
+kubelet writes the host aliases to a file, and mounts this file only if the pod already has an
+address. If the mount is missing, the aliases are read from the pod on the API server.
 """
 
 import re
@@ -23,7 +24,7 @@ from virtbus.schemas.seed import HOST_ALIAS_CHARACTERS_MAX, HOST_ALIASES_MAX
 HOSTS = "/etc/hosts"
 _OF_KUBELET = re.compile(r"/pods/[^/]+/etc-hosts$")
 _ALIASES = "# Entries added by HostAliases."
-"""The line after which kubelet writes the pod's host aliases."""
+"""The line of kubelet's file before the pod's host aliases."""
 _TOO_MANY = (
     f"the pod's hostAliases have more than {HOST_ALIASES_MAX} lines of {HOSTNAMES_MAX} names, or "
     f"{HOST_ALIAS_CHARACTERS_MAX // 1024} KiB; give the guest fewer"
@@ -31,17 +32,17 @@ _TOO_MANY = (
 SOURCE, FROM_API = "kubernetes.io/config.source", "api"
 """kubelet's annotation for the source of a pod, and its value for the API server."""
 _NO_DOMAIN = "."
-"""The only search domain that kubelet gives on a node without a resolv.conf."""
+"""kubelet's only search domain on a node without a resolv.conf."""
 _SANDBOX_FIELDS = {"nameservers": "servers"}
 
 
 def dns_config(sandbox: SandboxConfig) -> DnsConfig | None:
     """Return the DNS settings of the pod's VM; None if the sandbox has none.
 
-    A server with a zone (`fe80::1%eth0`) is left out, because the zone is a link of the node.
+    A server with a zone (`fe80::1%eth0`) is left out, because the zone names a link of the node.
 
     Raises:
-        ValidationError: a value that no guest can have.
+        ValidationError: no guest can have one of the values.
     """
     told = sandbox.dns_config
     if not told.servers and not told.searches:
@@ -73,16 +74,16 @@ def problems(sandbox: SandboxConfig) -> Iterator[Detail]:
 
 
 def hosts_files(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
-    """Return the mounts of the file in which kubelet keeps a pod's host aliases."""
+    """Return the mounts of kubelet's file with the pod's host aliases."""
     return tuple(
         one for one in mounts if one.container_path == HOSTS and _OF_KUBELET.search(one.host_path)
     )
 
 
 class Hosts(NamedTuple):
-    """The contents of kubelet's file: the pod's name with its domain, and its host aliases.
+    """The contents of kubelet's file: the pod's name with its domain, and the host aliases.
 
-    `fqdn` is None for a pod without a subdomain.
+    A pod without a subdomain has the `fqdn` None.
     """
 
     fqdn: str | None = None
@@ -103,11 +104,11 @@ def of_file(content: bytes) -> Hosts:
 
 
 def names(sandbox: SandboxConfig, wished: str, hosts: Hosts) -> dict[str, str | None]:
-    """Return the guest's own name, and its name with a domain, as fields of a seed.
+    """Return the seed's fields `hostname` and `fqdn` of the guest.
 
-    The name `wished` by cloud-init's meta-data may have a domain. The own name is then the part
-    before the domain. The own name keeps a domain in the sandbox's hostname, because kubelet adds a
-    domain there only for `setHostnameAsFQDN`.
+    `wished` is the host name in cloud-init's meta-data. If it has a domain, only `fqdn` keeps the
+    domain. If the sandbox's hostname has a domain, `hostname` keeps the domain, too: kubelet adds a
+    domain only for `setHostnameAsFQDN`.
     """
     if wished:
         return {"hostname": wished.partition(".")[0], "fqdn": _with_domain(wished)}
@@ -120,7 +121,7 @@ def _with_domain(name: str) -> str | None:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Yield each NAME.DOMAIN of the lines of the form `ADDRESS NAME.DOMAIN NAME`."""
+    """Yield NAME.DOMAIN from each line of the form `ADDRESS NAME.DOMAIN NAME`."""
     for line in text.splitlines():
         _, *found = line.split() or [""]
         if len(found) == 2 and found[0].startswith(f"{found[1]}.") and is_host_name(found[0]):
@@ -131,7 +132,7 @@ def of_pod(pod: Mapping[str, Any]) -> tuple[HostAlias, ...]:
     """Return the host aliases of a pod that the API server returned.
 
     Raises:
-        ValueError: the pod has too many aliases, or one is not an address with names.
+        ValueError: the pod has too many aliases, or an alias is not an address with names.
     """
     given = (pod.get("spec") or {}).get("hostAliases") or ()
     return _aliases([str(one.get("ip")), *(one.get("hostnames") or ())] for one in given)

@@ -1,8 +1,8 @@
-"""Chooses the networks of a pod's VM, with one NIC for each. The first NIC has the pod's address.
+"""Chooses the networks of a pod's VM, each with one NIC. The first NIC has the pod's address.
 
-By default, a pod has the network that the node's settings name. The networks in the annotation of
-CNI Genie replace this network. The networks in the annotation of Multus are added. An annotation
-names networks of the bus: network objects, or conflists that the node offers.
+The default is the network in the node's settings. Networks in the annotation of CNI Genie replace
+the default. Networks in the annotation of Multus are added. Both annotations name networks of the
+bus: network objects, or conflists that the node offers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,11 @@ from virtbus.schemas.vm import Interface, Network
 
 GENIE, MULTUS = "cni", "k8s.v1.cni.cncf.io/networks"
 NIC = "default"
-"""The name of the first NIC. Further NICs are `net1`, `net2`, …, as in Multus."""
+"""The name of the first NIC. The next NICs are `net1`, `net2`, …, as in Multus."""
 
 
 class PodNetwork(NamedTuple):
-    """A network of a pod, and the annotation that names it; empty for the node's default."""
+    """A network of a pod, and the annotation that names it. The default has an empty annotation."""
 
     name: str
     annotation: str = ""
@@ -39,7 +39,7 @@ def _names(annotations: Mapping[str, str], key: str) -> list[str]:
 
 
 def problems(annotations: Mapping[str, str]) -> Iterator[Detail]:
-    """Yield the problems of the annotations: names that are invalid, or too many networks."""
+    """Yield the problems of the annotations: invalid names, or too many networks."""
     for key in (GENIE, MULTUS):
         wrong = [name for name in _names(annotations, key) if not is_id(name)]
         if wrong:
@@ -56,7 +56,7 @@ def problems(annotations: Mapping[str, str]) -> Iterator[Detail]:
 def interfaces(
     wanted: tuple[PodNetwork, ...], published: tuple[PublishedPort, ...]
 ) -> tuple[Interface, ...]:
-    """Return the NICs. The published ports of the host lead to the first NIC."""
+    """Return the NICs. The host's published ports lead to the first NIC."""
     first, *more = _nics(wanted)
     return (Interface(name=first, publish=published), *(Interface(name=name) for name in more))
 
@@ -73,7 +73,7 @@ def _nics(wanted: tuple[PodNetwork, ...]) -> list[str]:
 
 
 def explained(error: VirtbusError, annotations: Mapping[str, str]) -> VirtbusError:
-    """Return a refusal of networks, with the pod's annotations named in place of VM fields."""
+    """Return a refusal of networks that names the pod's annotations in place of the VM's fields."""
     message, details = error.body.message, error.body.details
     for at, network in enumerate(pod_networks(annotations, NIC)):
         field, path = f"spec.networks[{at}].network", f"annotations.{network.annotation}"

@@ -1,7 +1,7 @@
 """Translates a container's resources to the CPUs, the memory and the limits of its VM.
 
-The number of vCPUs and the memory are fixed when the guest starts. The limits, which the host
-enforces, can change at any time: the CPU time, the host's CPUs that the guest may use, and the
+The number of vCPUs and the memory are fixed when the guest starts. The host enforces the limits,
+which can change at any time. They are the CPU time, the host's CPUs that the guest may use, and the
 memory that the balloon leaves to the guest.
 """
 
@@ -29,7 +29,7 @@ from virtbus.schemas.vm import CORES_MAX, MEMORY_MAX, MEMORY_MIN, Domain
 from virtbus.schemas.wire import reason_of
 
 MEMORY_MAX_NOTE = "virtbus.io/memory-max"
-"""An annotation of the pod: the maximum to which its memory limit can grow while the guest runs."""
+"""The pod's annotation for the maximum to which the memory limit can grow while the guest runs."""
 DEFAULT_MEMORY_BYTES = 1024**3
 """The memory of a pod without a memory limit, as in Virtlet."""
 
@@ -51,9 +51,9 @@ def problems(resources: LinuxResources) -> Iterator[Detail]:
 
 
 def memory_max(notes: Mapping[str, str]) -> tuple[int, list[Detail]]:
-    """Return the bytes in the annotation `virtbus.io/memory-max`, and the annotation's problems.
+    """Return the bytes in the annotation MEMORY_MAX_NOTE, and the problems of the annotation.
 
-    The bytes are 0 if there is no valid annotation.
+    Without a valid annotation, the bytes are 0.
     """
     text = notes.get(MEMORY_MAX_NOTE)
     if text is None:
@@ -70,7 +70,7 @@ def memory_max(notes: Mapping[str, str]) -> tuple[int, list[Detail]]:
 
 
 def vcpus(resources: LinuxResources) -> int:
-    """Return the number of vCPUs: the CPU limit, rounded up, or 1 if there is no limit."""
+    """Return the number of vCPUs: the CPU limit, rounded up, or 1 without a limit."""
     if resources.cpu_quota <= 0 or resources.cpu_period <= 0:
         return 1
     return -(-resources.cpu_quota // resources.cpu_period)
@@ -84,7 +84,7 @@ def topology(resources: LinuxResources, wanted: Wishes) -> dict[str, int]:
 
 
 def memory_bytes(resources: LinuxResources, notes: Mapping[str, str]) -> int:
-    """Return the guest's memory: the limit, or the larger value of the annotation.
+    """Return the guest's memory: the larger of the limit and the annotation MEMORY_MAX_NOTE.
 
     Without a limit, the memory is DEFAULT_MEMORY_BYTES.
     """
@@ -128,8 +128,7 @@ def check_running(after: LinuxResources, guest: Domain, *, fixed_cpus: bool) -> 
     With `fixed_cpus`, the number of vCPUs does not depend on the CPU limit.
 
     Raises:
-        VirtbusError: 422 `resize_unsupported`. Its text names each such resource, and the next
-            step.
+        VirtbusError: 422 `resize_unsupported`. The text names each such resource with a remedy.
     """
     found = []
     if vcpus(after) > guest.cpu.vcpus and not fixed_cpus:
@@ -159,11 +158,11 @@ def reached(wanted: Resources | None, found: ResourcesInForce | None) -> bool:
 def told(
     resources: LinuxResources, found: ResourcesInForce | None, *, waits: bool
 ) -> LinuxResources:
-    """Return a container's resources, each with the value in force if that differs.
+    """Return a container's resources. A different limit in force replaces a wanted limit.
 
-    Without a report of the node, `found` is None, and the wanted values are returned. With `waits`,
-    the node could not set all limits. Then no report means that no limit is in force. A limit that
-    is not in force is returned as 0, a CPU quota as -1.
+    `found` is None without a report of the node. Then the wanted limits are returned. `waits` means
+    that the node could not set all limits. With `waits`, a missing report means that no limit is in
+    force. A limit that is not in force is returned as 0, and a CPU quota as -1.
     """
     wanted = limits(resources)
     if found is None and waits:

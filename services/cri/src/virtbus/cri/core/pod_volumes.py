@@ -1,7 +1,7 @@
 """Decides the form of a pod's mounts in its VM: files, a disk, a directory, none, or a refusal.
 
-kubelet describes a mount only by a path of the node. If the mount is a volume, a part of this path
-names the kind of the volume.
+kubelet describes a mount only by a path of the node. For a volume, this path contains the kind and
+the name of the volume.
 """
 
 import re
@@ -11,8 +11,8 @@ from virtbus.cri.core.configs import Device, Mount
 from virtbus.schemas.errors import Detail
 
 OF_KUBELET = frozenset({"/etc/hosts", "/dev/termination-log"})
-"""Files that kubelet mounts into each container. No guest gets these mounts. The pod's host aliases
-are added to the guest's own /etc/hosts (`pod_dns.py`).
+"""Files that kubelet mounts into each container. A guest gets none of them: `pod_dns.py` adds the
+pod's host aliases to the guest's own /etc/hosts.
 """
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """The folder with the token of the pod's service account. No guest gets this folder."""
@@ -32,7 +32,7 @@ NAMES = {
     "kubernetes.io~nfs": "a volume of NFS",
     "": "a hostPath",
 }
-"""By kind of a volume: its name in messages."""
+"""By kind of a volume: the name of this kind in messages."""
 
 
 _SUBPATH = re.compile(r"/pods/[^/]+/volume-subpaths/")
@@ -49,7 +49,7 @@ _FLEXVOLUMES = {
 
 
 def of_kubelet(mount: Mount) -> bool:
-    """Return True for a mount that kubelet adds to each container, and that no guest gets."""
+    """Return True for a mount that kubelet adds to each container. No guest gets such a mount."""
     path = mount.container_path
     return path in OF_KUBELET or path == SERVICE_ACCOUNT or path.endswith("termination-log")
 
@@ -81,15 +81,15 @@ def is_disk(mount: Mount) -> bool:
 def is_directory(mount: Mount) -> bool:
     """Return True for a folder of the node that the guest mounts by virtiofs.
 
-    As in Virtlet, this is each folder that is no emptyDir, no flexvolume, and no volume of small
-    files. The folder of the service account's token is excluded.
+    As in Virtlet, emptyDirs, flexvolumes and volumes of small files are no directories. The folder
+    with the token of the service account is no directory, either.
     """
     other = {EMPTY_DIR, FLEXVOLUME} | AS_FILES
     return mount.is_folder and kind(mount) not in other and not of_kubelet(mount)
 
 
 def as_files(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
-    """Return the mounts whose files the guest gets: volumes of small files, and single files."""
+    """Return the mounts that the guest gets as files: volumes of small files, and single files."""
     return tuple(
         mount
         for mount in mounts

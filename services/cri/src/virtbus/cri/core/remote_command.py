@@ -1,6 +1,6 @@
 """Defines the streams of exec and attach: their names, and the status that ends them.
 
-SPDY has one stream for each name. A websocket has one numbered channel for each name.
+In SPDY, each name is a stream. In a websocket, each name is a numbered channel.
 """
 
 import json
@@ -11,10 +11,10 @@ from virtbus.cri.core.answers import Plain
 
 SPDY_PROTOCOL = "v4.channel.k8s.io"
 WEBSOCKET_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
-"""Only v5 has a message that ends a channel (CLOSE_CHANNEL)."""
+"""Only v5 has a message that ends one channel (CLOSE_CHANNEL)."""
 STDIN, STDOUT, STDERR, ERROR, RESIZE = "stdin", "stdout", "stderr", "error", "resize"
 CHANNELS = (STDIN, STDOUT, STDERR, ERROR, RESIZE)
-"""The names of the channels. The index of a name is the number of its channel."""
+"""The names of the channels, by number of the channel."""
 CLOSE_CHANNEL = 255
 SIZE_BYTES = 1024
 """Maximum length of an incomplete JSON object with the size of a terminal."""
@@ -22,7 +22,7 @@ _OBJECT = re.compile(rb"\{[^{}]{0,200}\}")
 
 
 class Wanted(NamedTuple):
-    """The streams that a request named."""
+    """The streams that a request asks for, and `tty` for a terminal."""
 
     stdin: bool = False
     stdout: bool = False
@@ -31,7 +31,6 @@ class Wanted(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the names of the streams that the client opens."""
         chosen = {STDIN: self.stdin, STDOUT: self.stdout, STDERR: self.stderr, RESIZE: self.tty}
         return frozenset({ERROR, *(name for name, wanted in chosen.items() if wanted)})
 
@@ -50,7 +49,7 @@ class SizeReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> Size | None:
-        """Return the latest size that `data` completes, or None; drop all other contents."""
+        """Return the latest valid size that `data` completes, or None."""
         text = self._rest + data
         objects = list(_OBJECT.finditer(text))
         self._rest = text[objects[-1].end() if objects else 0 :][-SIZE_BYTES:]
@@ -70,7 +69,7 @@ def _size(text: bytes) -> Size | None:
 
 
 def succeeded() -> bytes:
-    """Return the status of a command that ended with exit code 0, or of an attach that ended."""
+    """Return the status of an ended attach, or of a command that ended with exit code 0."""
     return _status({"status": "Success"})
 
 

@@ -1,11 +1,11 @@
 """Reads and writes frames of SPDY/3.1, the transport of Kubernetes for exec and port-forward.
 
 The module implements the server's end, and does no I/O. The length of a header block is limited,
-both compressed and uncompressed. Data is passed on in the pieces in which it arrives. So no frame
-of data is kept in memory, even if it is long.
+both compressed and uncompressed. Data is passed on in the pieces in which it arrives, so a long
+data frame needs little memory.
 
-Kubernetes' own implementation ignores SPDY's windows: a receiver that can take no more data stops
-reading from the connection. So this implementation ignores windows, too.
+As in Kubernetes' own implementation, SPDY's windows are ignored. A receiver that can take no more
+data stops reading from the connection.
 """
 
 import struct
@@ -46,16 +46,16 @@ FIN = 1
 REFUSED_STREAM = 3
 MOST_CONTROL_BYTES = 16 * 1024
 MOST_HEADER_BYTES = 16 * 1024
-"""Limit of an uncompressed header block. The blocks of Kubernetes have some hundred bytes."""
+"""Maximum length of an uncompressed header block. Kubernetes sends a few hundred bytes."""
 _HEAD = 8
 
 
 class SpdyError(Exception):
-    """The client violated the protocol; the connection must end."""
+    """The client violated the protocol. The connection must end."""
 
 
 class Opened(NamedTuple):
-    """The client opened a stream. Header names are in lower case. `ended` is as in `Data`."""
+    """The client opened a stream. Header names are in lower case. `ended`: see `Data`."""
 
     stream_id: int
     headers: dict[str, str]
@@ -100,7 +100,10 @@ class SpdyReader:
         self._ends = False
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Yield the events in `data`; raise SpdyError for bytes that are no SPDY."""
+        """Yield the events that `data` completes.
+
+        Raises SpdyError.
+        """
         self._buffer += data
         while self._buffer:
             if self._left:
@@ -145,7 +148,7 @@ class SpdyReader:
                     stream_id = struct.unpack_from(">I", body)[0] & 0x7FFFFFFF
                     yield Opened(stream_id, self._headers(body[10:]), bool(flags & FIN))
                 case 2 | 8:
-                    # All header blocks are one compressed stream, so none may be skipped.
+                    # All header blocks share one zlib stream, so each block must be decompressed.
                     self._headers(body[4:])
                 case 3:
                     yield Reset(struct.unpack_from(">I", body)[0] & 0x7FFFFFFF)
@@ -180,13 +183,12 @@ class SpdyWriter:
         self._pack = zlib.compressobj(zdict=DICTIONARY)
 
     def reply(self, stream_id: int) -> bytes:
-        """Return the frame that accepts a stream, without headers."""
         block = self._pack.compress(struct.pack(">I", 0)) + self._pack.flush(zlib.Z_SYNC_FLUSH)
         return control(SYN_REPLY, struct.pack(">I", stream_id) + block)
 
 
 def control(kind: int, body: bytes, flags: int = 0) -> bytes:
-    """Return a control frame."""
+    """Return a control frame of a kind such as PING."""
     return struct.pack(">HHI", VERSION, kind, flags << 24 | len(body)) + body
 
 
@@ -201,5 +203,5 @@ def refusal(stream_id: int) -> bytes:
 
 
 def farewell() -> bytes:
-    """Return the frame that says that the server accepts no more streams (GOAWAY)."""
+    """Return the frame that refuses all further streams (GOAWAY)."""
     return control(GOAWAY, struct.pack(">II", 0, 0))

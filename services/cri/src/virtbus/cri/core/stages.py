@@ -18,7 +18,7 @@ _WORDS: tuple[tuple[Stage, str], ...] = (
     ("network", "no_network|no_bridge|no_ipv6|static_address|vni_|lease_refused|not_attached"),
     ("guest", "guest_"),
 )
-"""For each stage: a pattern for the beginnings of the reasons of its errors."""
+"""Stages with patterns. A reason that begins with a match of the pattern belongs to the stage."""
 _BY_REASON = tuple((stage, re.compile(words)) for stage, words in _WORDS)
 _BY_PATH: tuple[tuple[str, Stage], ...] = (
     ("mounts", "volume"),
@@ -27,14 +27,14 @@ _BY_PATH: tuple[tuple[str, Stage], ...] = (
     ("linux.security_context", "network"),
     ("image", "image"),
 )
-"""By beginning of a path in the details of `pod_refused`: the stage."""
+"""Beginnings of the field paths in an error `pod_refused`, with the stage of each."""
 _STAGED = re.compile(r"(pod|image|network|volume|start|guest) \([a-z0-9_]+\): ")
 
 
 def text(stage: str, reason: str, message: str) -> str:
     """Return the text of a failure, with its stage and reason.
 
-    `stage` is the stage that the node reported; empty if unknown.
+    `stage` is the stage that the node reported; empty without a report.
     """
     found = stage or "start"
     if found in {"image", "start"}:  # the agent reports the stage `image` for any disk
@@ -43,7 +43,10 @@ def text(stage: str, reason: str, message: str) -> str:
 
 
 def staged(error: VirtbusError, default: Stage) -> VirtbusError:
-    """Return the error with its stage and reason in the text. `default` is the stage if unknown."""
+    """Return the error with its stage and reason in the text.
+
+    `default` is the stage of a reason that belongs to no known stage.
+    """
     message = str(error)
     if _STAGED.match(message):
         return error

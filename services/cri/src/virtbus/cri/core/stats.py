@@ -1,7 +1,7 @@
 """Builds CRI's statistics of containers and sandboxes, as plain values with CRI's field names.
 
-The CPU time and memory are those of the guest's emulator. Memory that the guest holds counts as its
-working set, because the node cannot take it back. A value that is unknown is left out.
+The CPU time and memory are those of the guest's emulator. The whole memory of a guest counts as its
+working set, because the node cannot take it back. An unknown value is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Plain = dict[str, Any]
 def container(
     one: Container, cpu_ns: int | None, memory_bytes: int | None, *, now_ns: int
 ) -> Plain:
-    """Return the statistics of a container without those of its disks."""
+    """Return the statistics of a container, without its disks."""
     attributes = {
         "id": one.id,
         "metadata": one.config.metadata.model_dump(),
@@ -26,9 +26,10 @@ def container(
 
 
 def with_disk(stats: Plain, folder: str, disk_bytes: int | None, *, now_ns: int) -> Plain:
-    """Return the statistics of a container, with the VM's disks as its writable layer.
+    """Add the VM's disks to the statistics of a container, as its writable layer.
 
-    `folder` is the node's folder of the disks. Without a known size, the statistics are unchanged.
+    `folder` is the node's folder with the disks. `disk_bytes` is None if the size is unknown; then
+    the statistics are returned unchanged.
     """
     if disk_bytes is None:
         return stats
@@ -61,10 +62,10 @@ def sandbox(one: Sandbox, containers: list[Plain]) -> Plain:
 def with_network(
     stats: Plain, nics: Sequence[tuple[str, Mapping[str, int]]], *, now_ns: int
 ) -> Plain:
-    """Return the statistics of a sandbox, with those of its NICs. The first NIC has its address.
+    """Add the counters of the NICs to the statistics of a sandbox.
 
-    `nics` has the name and the counters of each NIC. A counter has a name such as `receive_bytes`
-    for the bytes that the guest has received.
+    `nics` has the name and the counters of each NIC; the first NIC has the pod's address. The
+    counter `receive_bytes` counts the bytes that the guest has received.
     """
     if not nics:
         return stats

@@ -1,8 +1,8 @@
-"""Reads the annotations of Virtlet's pods. All problems of a pod are reported together.
+"""Reads the annotations of Virtlet's pods, and reports all problems of a pod together.
 
 The keys, defaults and rules are Virtlet's. A pod is a Virtlet pod if it has one of the `Virtlet…`
-keys, or names `virtlet.cloud` as its target runtime. The contents of ConfigMaps and Secrets are
-read when the VM is made. Before that, only the references to these objects are checked.
+keys, or names `virtlet.cloud` as its target runtime. ConfigMaps and Secrets are read only when the
+VM is made. Earlier, only the references to these objects are checked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,12 +44,13 @@ KEYS = frozenset(
         *(FILES_SOURCE, CHOWN, SYSTEM_UUID, FORCE_DHCP),
     }
 )
-"""Virtlet's annotations. CHOWN and FORCE_DHCP have no effect: virtbus has no 9p, and uses DHCP."""
+"""Virtlet's annotations. CHOWN and FORCE_DHCP have no effect, because virtbus has no 9p, and always
+uses DHCP."""
 FROM_CLUSTER = (SOURCE, SSH_SOURCE, FILES_SOURCE)
 """The annotations that name a ConfigMap or a Secret."""
 MOUNT_SCRIPT = "@virtlet-mount-script@"
-"""A word in scripts that Virtlet replaces with mount commands. Here it is removed, because
-cloud-init mounts the volumes."""
+"""A word in scripts that Virtlet replaces with mount commands. virtbus-cri removes this word: the
+volumes are mounted by cloud-init."""
 
 MOST_VCPUS = 255
 YAML_CHARS = 32 * 1024
@@ -61,12 +62,12 @@ COUNTS = ("sockets", "cores", "threads")
 TRUE = "true"
 HOSTNAMES = ("local-hostname", "hostname")
 INSTANCE_ID = "instance-id"
-"""A key of meta-data that has no effect here: the instance id of a guest is its VM's uid."""
+"""A key of meta-data without effect, because the instance id of a guest is the VM's uid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The VM that the annotations describe. None and empty values leave the default."""
+    """The VM that the annotations describe. None or an empty value means the default."""
 
     vcpus: int | None = None
     sockets: int = 1
@@ -89,7 +90,7 @@ class Wishes:
 class _Reader:
     notes: Mapping[str, str]
     contents: Contents | None
-    """The contents of the objects that the annotations name; None if they were not read yet."""
+    """The contents of the objects that the annotations name; None before they are read."""
     problems: list[Detail] = field(default_factory=list)
 
     def text(self, key: str) -> str:
@@ -99,7 +100,7 @@ class _Reader:
         self.problems.append(Detail(path=f"annotations.{key}", message=f"{key} {message}"))
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """Return the YAML mapping of an annotation; empty without a valid mapping."""
+        """Return the YAML mapping of an annotation; empty if it is missing or invalid."""
         text = self.text(key)
         if not text.strip():
             return {}
@@ -123,7 +124,7 @@ def is_virtlets(notes: Mapping[str, str]) -> bool:
 
 
 def named_sources(notes: Mapping[str, str]) -> dict[str, Source]:
-    """Return the objects that a pod's annotations name, by annotation, without invalid names."""
+    """Return the objects that a pod's annotations name, by annotation; leave out invalid names."""
     found = {}
     for note in FROM_CLUSTER:
         with suppress(ValueError):
@@ -137,8 +138,7 @@ def wishes(
 ) -> tuple[Wishes, list[Detail]]:
     """Return the wishes in a pod's annotations, and all problems of the annotations.
 
-    `contents` has the contents of the objects that the annotations name; None if they were not read
-    yet.
+    `contents` has the contents of the objects that the annotations name; None before they are read.
     """
     if not is_virtlets(notes):
         return Wishes(), []
@@ -187,9 +187,9 @@ def _vcpus(reader: _Reader) -> int | None:
 
 
 def _cpu(reader: _Reader) -> Cpu:
-    """Return the guest's CPU. Without a model, the guest gets the best model of the host.
+    """Return the guest's CPU. Only the mode `custom` names a model.
 
-    Only the mode `custom` names a model.
+    Without a model, the guest gets the best model of the host.
     """
     if reader.text(CPU_MODEL) not in {"", HOST_MODEL}:
         reader.refuse(CPU_MODEL, f"must be empty or {HOST_MODEL}")
@@ -217,7 +217,11 @@ def _cpu(reader: _Reader) -> Cpu:
 
 
 def _counts(topology: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the fields of a topology; raises ValueError for a field that no VM here can have."""
+    """Return the fields of a topology.
+
+    Raises:
+        ValueError: the topology has another field than COUNTS.
+    """
     counts = _lowered(topology)
     if counts.keys() - set(COUNTS):
         msg = f"a topology has {', '.join(COUNTS)} only"
@@ -237,7 +241,10 @@ def _disk_bus(reader: _Reader) -> DiskBus:
 
 
 def _root_bytes(reader: _Reader) -> int:
-    """Return the wished size of the root disk, or 0. A negative size is ignored, as in Virtlet."""
+    """Return the wished size of the root disk; 0 without a valid size.
+
+    As in Virtlet, a negative size is ignored.
+    """
     text = reader.text(ROOT_SIZE).strip()
     if not text or text.startswith("-"):
         return 0
@@ -256,9 +263,10 @@ def _config_drive(reader: _Reader) -> bool:
 
 
 def _user_data(reader: _Reader) -> str | None:
-    """Return the user data: a script, otherwise a cloud-config of the merged mappings.
+    """Return the user data: the pod's script or, without a script, a cloud-config.
 
-    The cloud-config is JSON, which is YAML, too. Return None if the pod has no user data.
+    The cloud-config merges the mappings of SOURCE and USER_DATA, as JSON, which is also YAML. None
+    means that the pod has no user data.
     """
     inline, given = reader.mapping(USER_DATA), _source_texts(reader)
     script = reader.text(SCRIPT) or _named_script(reader, given, inline)
@@ -273,7 +281,7 @@ def _user_data(reader: _Reader) -> str | None:
         except YamlError as error:
             where = f"line {error.line}, column {error.column}" if error.line else "as a whole"
             secret = named_sources(reader.notes)[SOURCE].kind == virtlet_sources.SECRETS
-            # The error quotes the text, and kubelet shows the message in an event.
+            # kubelet shows the message in an event, so it must not quote the text of a Secret.
             why = where if secret else error
             reader.refuse(SOURCE, f"has the key {name!r:.80}, which is no YAML: {why}")
     whole = virtlet_sources.merged(whole, inline)
@@ -285,7 +293,6 @@ def _user_data(reader: _Reader) -> str | None:
 
 
 def _source_texts(reader: _Reader) -> dict[str, str]:
-    """Return the texts of the object that SOURCE names, by key."""
     encoding = reader.text(SOURCE_ENCODING) or virtlet_sources.PLAIN
     if encoding not in {virtlet_sources.PLAIN, virtlet_sources.BASE64}:
         reader.refuse(SOURCE_ENCODING, "must be plain or base64")
@@ -300,9 +307,10 @@ def _source_texts(reader: _Reader) -> dict[str, str]:
 
 
 def _named_script(reader: _Reader, given: Mapping[str, str], inline: Mapping[str, Any]) -> str:
-    """Return the script under the key of the user data that SOURCE_KEY names; empty without one.
+    """Return the script in the user data under the key that SOURCE_KEY names.
 
-    The script is not parsed, and is returned unchanged.
+    The script is returned unchanged. An empty text means that the pod names no script, or that the
+    object is not read yet.
     """
     key = reader.text(SOURCE_KEY)
     if not key or (reader.contents is None and reader.text(SOURCE)):
@@ -315,9 +323,9 @@ def _named_script(reader: _Reader, given: Mapping[str, str], inline: Mapping[str
 
 
 def _ssh_keys(reader: _Reader) -> Iterator[str]:
-    """Yield the keys of the named object, and then the inline keys.
+    """Yield the keys in the object that SSH_SOURCE names, and then the inline keys.
 
-    With OVERWRITE, inline keys replace the keys of the object.
+    With OVERWRITE, inline keys replace the object's keys.
     """
     inline = reader.text(SSH_KEYS)
     source = named_sources(reader.notes).get(SSH_SOURCE)
@@ -347,7 +355,7 @@ def _public_keys(reader: _Reader, meta: dict[str, Any]) -> Iterator[str]:
 
 
 def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
-    """Return the host name in the meta-data, or an empty text; remove its keys from `meta`."""
+    """Remove the host name from `meta`, and return it; empty without a valid name."""
     named = [str(meta.pop(key)) for key in HOSTNAMES if key in meta]
     if not named:
         return ""
@@ -358,7 +366,7 @@ def _hostname(reader: _Reader, meta: dict[str, Any]) -> str:
 
 
 def _meta_data(reader: _Reader, meta: dict[str, Any]) -> str | None:
-    """Return the other keys of the meta-data as JSON for the guest; None if there are none."""
+    """Return the rest of the meta-data as JSON for the guest; None if nothing is left."""
     more = {key: value for key, value in meta.items() if key not in {*HOSTNAMES, INSTANCE_ID}}
     try:
         text = json_text(more) if more else None

@@ -1,8 +1,8 @@
-"""Reads Virtlet's objects of a cluster: its image translations, and its settings for nodes.
+"""Reads Virtlet's objects of a cluster: the image translations, and the settings for nodes.
 
-A VirtletConfigMapping may name a node, and select nodes by labels. It applies to nodes that meet
-both conditions. If several mappings apply to a node, they are joined in the order of rising
-`priority`, and of names if the priority is equal. A later setting replaces an earlier setting.
+A VirtletConfigMapping may name a node, and may select nodes by labels. The mapping applies to nodes
+that meet both conditions. Several mappings for a node are joined: a mapping with a higher
+`priority` replaces settings of a lower one. For an equal priority, the later name wins.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ MAPPING_KIND, CONFIG_MAP_KIND = "VirtletImageMapping", "ConfigMap"
 MOST_VALUES = 80_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NAME_IN_FILE = 150
-"""Maximum length of an object's name in a file name. A file name has at most 255 bytes."""
+"""Maximum length of an object's name in a file name. Linux limits a file name to 255 bytes."""
 _PATTERN: TypeAdapter[str] = TypeAdapter(DevicePattern)
 
 
 class NodeConfig(LenientModel):
-    """The settings of Virtlet that virtbus has, too. A setting is None if it is not set."""
+    """Virtlet's settings that virtbus also has. None means that a setting is not set."""
 
     download_protocol: Literal["https", "http"] | None = Field(None, alias="downloadProtocol")
     raw_devices: str | None = Field(None, alias="rawDevices", max_length=2000)
@@ -47,12 +47,12 @@ class NodeConfig(LenientModel):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Return the patterns of devices for flexvolumes of the type raw."""
+        """Return the patterns of the devices that flexvolumes of the type raw may use."""
         return tuple(one for one in self._named if _is_pattern(one))
 
     @property
     def wrong_devices(self) -> tuple[str, ...]:
-        """Return the parts of `rawDevices` that are no valid patterns. These permit no device."""
+        """Return the invalid patterns of `rawDevices`. They permit no device."""
         return tuple(one for one in self._named if not _is_pattern(one))
 
     @property
@@ -77,13 +77,13 @@ class _Spec(LenientModel):
 
 
 class ClusterObjects(StoredRecord):
-    """The objects of the cluster, as they were last read."""
+    """The objects of the cluster at the last read."""
 
     image_mappings: list[Json] = Field(default_factory=list)
     translations: list[Json] = Field(default_factory=list)
     config_mappings: list[Json] = Field(default_factory=list)
     nodes: list[Json] = Field(default_factory=list)
-    """The Kubernetes node of this host: none or one."""
+    """The Kubernetes node of this host; empty before it is known."""
 
 
 class Settled(NamedTuple):
@@ -104,8 +104,8 @@ def bare(obj: Mapping[str, Any]) -> Json:
 def node_config(objects: ClusterObjects) -> Settled:
     """Return the settings of this node.
 
-    A mapping for certain nodes may forbid devices. So if such a mapping exists, no devices are
-    permitted until the Kubernetes node of this host is known.
+    A mapping for certain nodes may forbid devices on this host. If such a mapping exists, no device
+    is permitted before the Kubernetes node of this host is known.
     """
     node: Json = objects.nodes[0]["metadata"] if objects.nodes else {"name": "", "labels": {}}
     found: list[tuple[int, str, NodeConfig]] = []
@@ -137,8 +137,8 @@ def node_config(objects: ClusterObjects) -> Settled:
 def _mapping(name: str, spec: Any) -> tuple[_Spec | None, tuple[Detail, ...]]:
     """Return the readable part of a VirtletConfigMapping's spec, and its problems.
 
-    A wrong setting or priority is dropped. If another field is wrong, no part is returned: with a
-    wrong choice of nodes, the mapping could apply to nodes that its author did not mean.
+    A wrong setting or a wrong priority is dropped. A mapping with any other wrong field is dropped
+    as a whole, because it could apply to nodes that its author did not mean.
     """
     try:
         return _Spec.model_validate(spec), ()
@@ -166,11 +166,10 @@ class ImageFiles(NamedTuple):
 
 
 def image_files(objects: ClusterObjects, *, regexps: bool) -> ImageFiles:
-    """Return the files of image names for imaged.
+    """Return the files of image names for imaged, as JSON, which is also YAML.
 
-    Each object has a file of its own, so the problems that imaged reports name the object. The
-    files are JSON, which is YAML, too. Without `regexps`, rules with a regular expression are left
-    out. An object that cannot be used has no file.
+    Each usable object has its own file, so that a problem that imaged reports names the object.
+    Without `regexps`, rules with a regular expression are left out.
     """
     found: dict[str, bytes] = {}
     wrong: list[Detail] = []
@@ -194,7 +193,7 @@ def _body(kind: str, one: Json, *, regexps: bool) -> Json:
 
 
 def _file(kind: str, one: Json) -> str:
-    """Return the name of an object's file. A name that no API server accepts becomes `unnamed`."""
+    """Return the file name of an object. An invalid object name becomes `unnamed`."""
     name = one["metadata"]["name"]
     if not _NAME.fullmatch(name):
         name = "unnamed"

@@ -1,7 +1,7 @@
 """Reads the references of Virtlet's annotations to ConfigMaps and Secrets, and their contents.
 
-A reference is `configmap/NAME` or `secret/NAME`. A reference for SSH keys may end with `/KEY`. The
-objects are in the pod's namespace.
+A reference is `configmap/NAME` or `secret/NAME`, for an object in the pod's namespace. A reference
+for SSH keys may end with `/KEY`.
 """
 
 import base64
@@ -23,7 +23,7 @@ _PATH, _ENCODING = "_path", "_encoding"
 
 
 class Source(NamedTuple):
-    """An object of the pod's namespace, and one of its keys (empty: all)."""
+    """An object of the pod's namespace, and one of its keys. An empty key means all keys."""
 
     kind: str
     """The plural of the object's kind, as in paths of the API."""
@@ -31,7 +31,6 @@ class Source(NamedTuple):
     key: str = ""
 
     def path(self, namespace: str) -> str:
-        """Return the object's path in the API."""
         return f"/api/v1/namespaces/{namespace}/{self.kind}/{self.name}"
 
 
@@ -40,9 +39,11 @@ Contents = Mapping[str, Mapping[str, bytes]]
 
 
 def parse(text: str, *, with_key: bool = False) -> Source:
-    """Return the object that an annotation names; raises ValueError.
+    """Return the object that an annotation names.
 
-    With `with_key`, a key may follow; the default is AUTHORIZED_KEYS.
+    With `with_key`, the reference may have a key. The default key is AUTHORIZED_KEYS.
+
+    Raises ValueError.
     """
     parts = text.strip().split("/")
     kind = _KINDS.get(parts[0].lower())
@@ -56,7 +57,10 @@ def parse(text: str, *, with_key: bool = False) -> Source:
 
 
 def values(kind: str, obj: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the values of an object, by key; raises ValueError. `obj` is from the API server."""
+    """Return the decoded values of an object from the API server, by key.
+
+    Raises ValueError.
+    """
     texts = {str(key): str(one) for key, one in (obj.get("data") or {}).items()}
     if kind == SECRETS:
         return {key: base64.b64decode(one, validate=True) for key, one in texts.items()}
@@ -68,7 +72,10 @@ def values(kind: str, obj: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def decoded(value: bytes, encoding: str) -> str:
-    """Return a value as text, decoded from `encoding`; raises ValueError."""
+    """Return a value as text, decoded from `encoding`.
+
+    Raises ValueError.
+    """
     try:
         return (base64.b64decode(value) if encoding == BASE64 else value).decode()
     except (binascii.Error, UnicodeDecodeError):
@@ -77,9 +84,10 @@ def decoded(value: bytes, encoding: str) -> str:
 
 
 def merged(first: Any, second: Any) -> Any:
-    """Return two values merged as in Virtlet.
+    """Merge two values as Virtlet does.
 
-    Maps are merged recursively, and lists are joined. Otherwise the result is `second`.
+    Two maps are merged recursively, and two lists are joined. In other cases, the result is
+    `second`.
     """
     if isinstance(first, dict) and isinstance(second, dict):
         both = {key: merged(first[key], second[key]) for key in first.keys() & second.keys()}
@@ -93,8 +101,8 @@ def files(given: Mapping[str, bytes]) -> tuple[GuestFile, ...]:
     """Return the files of an object. The keys `X`, `X_path` and `X_encoding` describe one file.
 
     Raises:
-        ValueError: a path is missing or wrong, or an encoding is wrong. The error names keys, but
-            quotes no values, because values may be secret.
+        ValueError: a path is missing or wrong, or an encoding is wrong. The error names only keys,
+            because values may be secret.
     """
     found = []
     for key in sorted(given):

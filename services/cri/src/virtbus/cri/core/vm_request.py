@@ -59,20 +59,20 @@ from virtbus.schemas.wire import invalid, problems
 
 CONTAINER_NAME = "io.kubernetes.container.name"
 ATTEMPT = "virtbus.io/cri-attempt"
-"""CONTAINER_NAME and ATTEMPT are labels of a pod's VM, like the labels of `_pod_labels`."""
+"""A VM with a container has the labels CONTAINER_NAME and ATTEMPT, and those of `_pod_labels`."""
 
 HOSTNAME = "kubernetes.io/hostname"
 _EVERY = frozenset({"", EVERY_ADDRESS, EVERY_ADDRESS6})
 ROOT, SEED = "root", "cloudinit"
 ROOT_LOGIN = "#cloud-config\ndisable_root: false\n"
-"""Vendor data that permits logins of root, for exec. The pod's user data can forbid them again."""
+"""Vendor data that permits root logins, which exec needs. The pod's user data can forbid them."""
 _NOT_OF_A_LABEL = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_CHARS = 50
 _LABEL_CHARS = 63
 
 
 class Inside(NamedTuple):
-    """Sources of the guest's seed: the pod's key, annotations, files, host aliases and mounts."""
+    """The data for the guest's seed: the pod's key, annotations, files, host aliases and mounts."""
 
     key: ShellKey
     wanted: Wishes
@@ -91,12 +91,12 @@ class Read(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The node's label `kubernetes.io/hostname`, and its settings for the VMs of pods."""
+    """The node's label `kubernetes.io/hostname`, and the node's settings for VMs of pods."""
 
     hostname: str
     network: str
     empty_dir_bytes: int = 10 * 1024**3
-    """The size of an emptyDir for which the pod gives no size."""
+    """The size of an emptyDir without a size in the pod's annotation."""
 
 
 NOTHING = Read()
@@ -106,7 +106,7 @@ def check_sandbox(config: SandboxConfig) -> None:
     """Refuse a sandbox that cannot be a VM.
 
     Raises:
-        VirtbusError: 400 `pod_refused`, with each problem.
+        VirtbusError: 400 `pod_refused`, with all problems.
     """
     found: list[Detail] = []
     metadata = config.metadata
@@ -125,7 +125,7 @@ def check_sandbox(config: SandboxConfig) -> None:
 
 
 def sandbox_request(pod: Pod, sandbox: SandboxConfig, place: Place) -> VmCreate:
-    """Return the request for a VM that only holds the pod's network, without disks."""
+    """Return the request for a VM without disks, which only holds the pod's network."""
     machine = pod.machine
     assert machine is not None, "the machine is stored before its VM is requested"  # noqa: S101
     wanted = virtlet.wishes(sandbox.annotations)[0]
@@ -156,7 +156,7 @@ def _interfaces(sandbox: SandboxConfig, place: Place) -> tuple[Interface, ...]:
 
 
 def _of_pod(sandbox: SandboxConfig, place: Place) -> dict[str, Any]:
-    """Return the fields of a spec that do not change between the sandbox and its container."""
+    """Return the fields of the spec that are the same before and after the container's create."""
     wanted = pod_networks.pod_networks(sandbox.annotations, place.network)
     return {
         "run_strategy": RunStrategy.MANUAL,
@@ -179,7 +179,7 @@ def create_request(
     """Return the request for the pod's VM, which is created powered off.
 
     Raises:
-        VirtbusError: 400 with each part of the pod that a VM cannot have.
+        VirtbusError: 400 with all parts of the pod that a VM cannot have.
     """
     check_container(config)
     wanted, wrong = virtlet.wishes(sandbox.annotations, read.contents)
@@ -201,7 +201,10 @@ def create_request(
 
 
 def check_container(config: ContainerConfig) -> None:
-    """Refuse a container that cannot be a guest; raises VirtbusError 400 `pod_refused`."""
+    """Refuse a container that cannot be a guest.
+
+    Raises VirtbusError 400 `pod_refused`.
+    """
     found: list[Detail] = []
     if not config.metadata.name:
         found.append(Detail(path="metadata.name", message="a container needs a name"))
@@ -237,14 +240,14 @@ def refuse_second(pod: Pod, name: str) -> None:
 def vm_name(pod_name: str, uid: str) -> str:
     """Return a VM's name: the pod's name, and the end of the VM's uid.
 
-    The uid is needed, because the next pod of the same name may begin before this VM is gone.
+    The uid makes the name unique: the next pod of the same name may begin before this VM is gone.
     """
     plain = re.sub(r"[^a-z0-9-]", "-", pod_name.lower())[:_NAME_CHARS].strip("-") or "pod"
     return f"{plain}-{uid[-12:]}"
 
 
 def labels(sandbox: SandboxConfig, config: ContainerConfig) -> dict[str, str]:
-    """Return the labels of the VM for this attempt of its container."""
+    """Return the VM's labels for this attempt of the container."""
     return {
         **_pod_labels(sandbox),
         CONTAINER_NAME: label_value(config.metadata.name),
@@ -262,7 +265,7 @@ def _pod_labels(sandbox: SandboxConfig) -> dict[str, str]:
 
 
 def label_value(text: str) -> str:
-    """Return a valid label value: `text`, or a part of it with a hash."""
+    """Return `text` if it is a valid label value; otherwise return a part of it with a hash."""
     plain = _NOT_OF_A_LABEL.sub("_", text).strip("._-")
     if plain == text and len(text) <= _LABEL_CHARS:
         return text
@@ -314,7 +317,7 @@ def _spec(
 
 
 def _root(config: ContainerConfig, image: PulledImage, wanted: Wishes) -> Volume:
-    """Return the root disk: a device to which the image is copied, or a new disk of the VM."""
+    """Return the root disk: a block device, to which the image is copied, or a new disk."""
     if device := pod_disks.root_device(config):
         return Volume(name=ROOT, host_device=HostDevice(path=device, image=image.ref))
     size_bytes = wanted.root_bytes if wanted.root_bytes > image.virtual_bytes else None
@@ -345,9 +348,9 @@ def _seed(sandbox: SandboxConfig, config: ContainerConfig, inside: Inside) -> Vo
 
 
 def restarted(spec: VmSpec, sandbox: SandboxConfig, config: ContainerConfig) -> VmSpec:
-    """Return a VM's spec with the CPUs, memory, limits and DNS of another attempt of its container.
+    """Return a VM's spec with the CPUs, memory, limits and DNS settings of the next attempt.
 
-    A later sandbox of the pod may have other DNS settings, for example those of the node.
+    A later sandbox of the pod may have other DNS settings.
     """
     resources, before = config.linux.resources, spec.domain
     counts = pod_resources.topology(resources, virtlet.wishes(sandbox.annotations)[0])
@@ -383,7 +386,7 @@ def _published(ports: tuple[PortMapping, ...]) -> tuple[PublishedPort, ...]:
 
 
 def new_machine(sandbox: SandboxConfig, uid: str, key: ShellKey) -> Machine:
-    """Return the Machine of a pod whose VM is not created yet."""
+    """Return the Machine of a pod before the create of its VM."""
     name = vm_name(sandbox.metadata.name, uid)
     return Machine(uid=uid, name=name, key=key, network="Held", network_generation=1)
 
@@ -391,7 +394,7 @@ def new_machine(sandbox: SandboxConfig, uid: str, key: ShellKey) -> Machine:
 def keeps_root(machine: Machine, config: ContainerConfig, image: PulledImage) -> bool:
     """Return True if the VM has its disks, and was made from this image.
 
-    An equal name in the manifest is enough: its tag may have moved to another digest since then.
+    An equal image name in the manifest is enough, even if a tag means another digest by now.
     """
     same = image.digest == machine.image_id or config.image.name == machine.image_name
     return machine.made and same

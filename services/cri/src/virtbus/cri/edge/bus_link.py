@@ -26,7 +26,7 @@ Connect = Callable[[], AbstractAsyncContextManager[Bus]]
 
 
 class BusLink:
-    """The connection to the bus. At the start, and after each loss, there is none for a while."""
+    """The connection to the bus. It may be missing at the start and after each loss."""
 
     def __init__(self, connect: Connect, sources: Sources = REAL) -> None:
         self._connect = connect
@@ -41,7 +41,7 @@ class BusLink:
         return self._bus is not None and self._bus.connected
 
     async def run(self) -> None:
-        """Connect, and stay connected until cancelled; try again after each failure."""
+        """Stay connected until cancelled. After each failure, connect again."""
         pauses = delays(*AGAIN_S, self.sources)
         while True:
             try:
@@ -58,13 +58,16 @@ class BusLink:
             await asyncio.sleep(next(pauses))
 
     async def bus(self) -> Bus:
-        """Wait for a connection and return it. It may be lost again before the caller uses it."""
+        """Wait for a connection and return it. The connection may be lost before its first use."""
         while self._bus is None:
             await self._has.wait()
         return self._bus
 
     def here(self) -> Bus:
-        """Return the connection; raises VirtbusError 503 `bus_away` if there is none."""
+        """Return the connection.
+
+        Raises VirtbusError 503 `bus_away` without a connection.
+        """
         if self._bus is None or not self._bus.connected:
             raise away(self.refusal if self._bus is None else "the connection is lost")
         return self._bus
@@ -76,7 +79,7 @@ class BusLink:
 
         Raises:
             VirtbusError: the error in the answer. 503 `bus_away`: the request had no effect. 504
-                `no_answer`: the request may have taken effect.
+                `no_answer`: the effect of the request is unknown.
         """
         bus = self.here()
         try:

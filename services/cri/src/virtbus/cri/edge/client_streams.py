@@ -1,4 +1,4 @@
-"""Carries streams of a client over SPDY, or over the channels of a websocket (ADR 0067)."""
+"""Carries a client's streams over SPDY, or over the channels of a websocket (ADR 0067)."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 READ_BYTES = 64 * 1024
 MESSAGE_BYTES = 1024 * 1024
-"""Maximum length of a websocket message. Kubernetes' clients send 32 KiB at most."""
+"""Maximum length of a websocket message. Kubernetes' clients send at most 32 KiB."""
 STREAMS_AT_ONCE = 256
 PIECE_BYTES = 32 * 1024
 
@@ -30,7 +30,10 @@ class Bytes(Protocol):
         """Return the next bytes; None at the end."""
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, and wait while the client is slow; raises OSError if the client left."""
+        """Send bytes, and wait while the client is slow.
+
+        Raises OSError if the client left.
+        """
 
 
 class Raw:
@@ -59,8 +62,8 @@ class WebSocket:
     async def accept(self, head: bytes, protocol: str) -> bool:
         """Accept the request `head` with `protocol`; return False if the request is malformed.
 
-        The header with the client's protocols is kept from the library: the library would refuse
-        the request, because one of Kubernetes' names of protocols is no HTTP token.
+        The library does not get the header with the client's protocols. With the header, the
+        library would refuse the request: one of Kubernetes' protocol names is no HTTP token.
         """
         lines = head.split(b"\r\n")
         kept = [line for line in lines if not line.lower().startswith(_PROTOCOL.lower() + b":")]
@@ -87,7 +90,7 @@ class WebSocket:
         await self._flush()
 
     async def close(self) -> None:
-        """Send the websocket's end. Further calls have no effect."""
+        """Send the end of the websocket. Further calls have no effect."""
         try:
             self._state.send_close(1000)
         except InvalidState:
@@ -146,7 +149,7 @@ class SpdyStreams:
         return found
 
     async def run(self) -> None:
-        """Read until the client leaves, or violates the protocol."""
+        """Read until the client leaves or violates the protocol."""
         try:
             while (data := await self._raw.read()) is not None:
                 for event in self._reader.feed(data):
@@ -193,14 +196,13 @@ class SpdyStreams:
         self._opened.put_nowait(pipe)
 
     def forget(self, pipe: Pipe) -> None:
-        """Drop a stream that has ended, so that another one may be opened."""
+        """Drop a stream that has ended, so that the client may open another stream."""
         pipe.leave()
         for stream_id, one in tuple(self._pipes.items()):
             if one is pipe:
                 del self._pipes[stream_id]
 
     async def close(self) -> None:
-        """Tell the client that the server accepts no more streams."""
         await self._raw.write(spdy.farewell())
 
 
@@ -218,16 +220,15 @@ class ChannelStreams:
         }
 
     async def named(self, names: frozenset[str]) -> Mapping[str, Pipe]:
-        """Return the streams `names` by name, and send the client an empty message.
+        """Return the streams `names` by name.
 
-        The message tells the client that the session begins.
+        An empty message to the client marks the beginning of the session.
         """
         greeted = next(name for name in _GREETED if name in names)
         await self._pipes[greeted].write(b"")
         return {name: pipe for name, pipe in self._pipes.items() if name in names}
 
     async def run(self) -> None:
-        """Read until the client leaves."""
         try:
             while (message := await self._socket.read()) is not None:
                 if not message:
@@ -249,7 +250,6 @@ class ChannelStreams:
             await self._pipes[name[0]].feed(data, ended=ended)
 
     async def close(self) -> None:
-        """Send the websocket's end."""
         await self._socket.close()
 
 
@@ -257,7 +257,7 @@ _GREETED = (remote_command.STDOUT, remote_command.STDERR, remote_command.ERROR)
 
 
 class _Sender:
-    """Sends to one channel. The end of a stream is not sent: only the websocket as a whole ends."""
+    """Sends to one channel. Only the whole websocket has an end, which `close` sends."""
 
     def __init__(self, socket: WebSocket, number: int) -> None:
         self._socket = socket
@@ -270,6 +270,6 @@ class _Sender:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Yield pieces of a size that clients read at once; one empty piece for empty data."""
+    """Yield pieces of at most PIECE_BYTES. Empty data has one empty piece."""
     for begin in range(0, len(data) or 1, PIECE_BYTES):
         yield data[begin : begin + PIECE_BYTES]

@@ -1,7 +1,7 @@
-"""Reads objects of a Kubernetes cluster. No other module of virtbus-cri talks to an API server.
+"""Reads objects of a Kubernetes cluster. Only this module of virtbus-cri talks to an API server.
 
-The lists that are followed are short. So the complete list is read again after each change. This
-loses no change, and needs no cache.
+The followed lists are short, so each change causes a read of the complete list. Thus no change is
+lost, and no cache is needed.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ Json = dict[str, Any]
 
 ANSWER_S = 20.0
 WATCH_S = 300
-"""A watch ends after this time, and the list is read again."""
+"""Duration of a watch. After its end, the list is read again."""
 SILENT_S = 15.0
-"""Time after WATCH_S at which the server of a watch counts as silent."""
+"""Time after WATCH_S without the watch's end. After this time, the API server counts as silent."""
 MOST_BYTES = 16 * 1024 * 1024
-"""Limit of one answer, and of the bytes that a connection buffers."""
+"""Maximum bytes of one answer, and of a connection's buffer."""
 CHANGE_PAUSE_S = 1.0
 """Minimum time between two reads of the same list."""
 ABSENT_PAUSE_S = 60.0
-"""Time between two reads of the list of a kind that the cluster does not have."""
+"""Time between two reads of a list whose kind the cluster does not have."""
 _REQUEST = aiohttp.ClientTimeout(total=ANSWER_S)
 _WATCH = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S, sock_read=WATCH_S + SILENT_S)
 
@@ -40,7 +40,7 @@ class Cluster:
         self._kubeconfig = kubeconfig
 
     async def get(self, path: str) -> Json | None:
-        """Return the object at a path; None if it does not exist.
+        """Return the object at a path; None if the object does not exist.
 
         Raises:
             VirtbusError: 400 `kubeconfig_invalid`; 403 `cluster_refused`; 503 `cluster_away`.
@@ -49,9 +49,9 @@ class Cluster:
             return await _get(session, path, {})
 
     async def lists(self, path: str, query: Mapping[str, str]) -> AsyncIterator[list[Json]]:
-        """Yield all objects below a path as a list, and the list again after each change.
+        """Yield the list of all objects below a path, now and after each change.
 
-        For a kind that the cluster does not have, the list is empty. Raises the errors of `get`.
+        If the cluster does not have the kind, the list is empty. Raises the errors of `get`.
         """
         while True:
             async with self._session() as session:
@@ -92,10 +92,10 @@ async def _get(session: aiohttp.ClientSession, path: str, query: Mapping[str, st
 async def _until_change(
     session: aiohttp.ClientSession, path: str, query: Mapping[str, str]
 ) -> None:
-    """Return at the first event of a watch, or at its end."""
+    """Wait for the first event of a watch, or for the end of the watch."""
     asked = {**query, "watch": "true", "timeoutSeconds": str(WATCH_S)}
     async with session.get(path, params=asked, timeout=_WATCH, allow_redirects=False) as answer:
-        if answer.status != 410:  # the resource version is too old: the caller lists again
+        if answer.status != 410:  # the resource version is too old, and the caller lists again
             await _check(answer, path)
             await answer.content.readany()
 

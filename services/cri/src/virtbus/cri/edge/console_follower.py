@@ -1,8 +1,8 @@
 """Copies a VM's console into the log file of its container, in CRI's format.
 
-The agent of this node writes the console to a file. The log is made from this file, so logs need no
-bus. The position is stored after the lines are written. So a kill in between repeats the last
-lines, but loses no line. For a rotation, kubelet renames the log file and calls ReopenContainerLog.
+The agent of this node writes the console to a local file, so logs need no bus. The position in this
+file is stored after the lines are written. So a kill of virtbus-cri may repeat lines, and loses no
+line. To rotate a log, kubelet renames the log file and calls ReopenContainerLog.
 """
 
 import asyncio
@@ -20,25 +20,25 @@ from virtbus.cri.core.log_lines import LogLines
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-"""Maximum bytes that one turn copies, so that a guest with much output delays no other log."""
+"""Maximum bytes of one copy, so that a guest with much output delays no other log."""
 LOOK_S = 0.2
 QUIET_S = 1.0
-"""Time of a guest's silence after which an unfinished line is written as a part."""
+"""Duration of a guest's silence after which an unfinished line is written as a part."""
 WARN_S = 60.0
-"""Shortest time between two warnings about one log."""
+"""Minimum time between two warnings about one log."""
 
 
 class Position(NamedTuple):
-    """A place in the console: the inode of the file, and the number of bytes before the place."""
+    """A position in the console: the inode of the file, and the number of bytes before it."""
 
     inode: int = 0
     offset: int = 0
 
 
 class ConsoleFollower:
-    """Copies the console to the log of one container.
+    """Copies the console to the log of one container. `place` is the file with the position.
 
-    Each step copies a limited piece between local files, so it runs in the event loop.
+    A step copies a limited piece between local files. So the steps need no thread.
     """
 
     def __init__(self, console: Path, log_path: Path, place: Path, sources: Sources) -> None:
@@ -56,10 +56,10 @@ class ConsoleFollower:
         self._fed_s = 0.0
 
     def begin(self, *, fresh: bool) -> None:
-        """Open the log, and find the place in the console at which the copy begins.
+        """Open the log, and find the position in the console at which the copy begins.
 
-        This place is the stored position. If none is stored, the place is the console's end for a
-        `fresh` attempt, and the console's start for any other attempt.
+        The copy continues at the stored position. Without a stored position, a `fresh` attempt
+        begins at the console's end. Any other attempt begins at the console's start.
         """
         self._place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError, ValueError, TypeError):
@@ -73,7 +73,7 @@ class ConsoleFollower:
         self.reopen()
 
     def reopen(self) -> None:
-        """Open the log file by its name, because kubelet has renamed the old file."""
+        """Open a new log file by the old name. kubelet has renamed the old file."""
         self._log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         opened = os.open(self._log_path, flags, 0o640)
@@ -91,13 +91,12 @@ class ConsoleFollower:
         self._place.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the files; the stored position shows where the next process continues."""
+        """Close the files. The next process continues at the stored position."""
         self._shut(self._from)
         self._shut(self._to)
         self._from = self._to = -1
 
     async def run(self) -> None:
-        """Copy until cancelled."""
         while True:
             try:
                 more = self.copy()
@@ -110,7 +109,7 @@ class ConsoleFollower:
     def copy(self) -> bool:
         """Copy the next piece of the console; return True if there may be more.
 
-        Raises OSError. The piece that was not written is written by the next call.
+        Raises OSError. After an error, the next call writes the unwritten lines first.
         """
         if self._unwritten:
             self._write(b"")
@@ -137,7 +136,7 @@ class ConsoleFollower:
         return True
 
     def _next_file(self) -> bool:
-        """Continue with a new console file, which the agent begins for a new boot."""
+        """Continue with the next console file. The agent begins a new file for each boot."""
         try:
             same = self._console.stat().st_ino == self._at.inode
         except FileNotFoundError:
@@ -156,7 +155,10 @@ class ConsoleFollower:
             self._write(self._lines.flush(self._stamp()))
 
     def _write(self, data: bytes) -> None:
-        """Write the unwritten lines and `data`, then store the position; raises OSError."""
+        """Write the unwritten lines and `data`, and then store the position.
+
+        Raises OSError.
+        """
         self._unwritten += data
         while self._unwritten:
             self._unwritten = self._unwritten[os.write(self._to, self._unwritten) :]
@@ -174,7 +176,7 @@ class ConsoleFollower:
         return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns % 10**9:09d}Z"
 
     def _save(self) -> None:
-        """Store the position of the first byte that is not in the log yet."""
+        """Store the position of the first byte of the console that is not in the log yet."""
         written = self._at._replace(offset=max(0, self._at.offset - self._lines.pending))
         part = self._place.with_suffix(".part")
         part.write_text(json.dumps(written))

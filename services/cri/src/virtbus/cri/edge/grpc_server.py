@@ -1,6 +1,6 @@
 """Serves CRI's two gRPC services on a UNIX socket.
 
-No other module of virtbus-cri uses gRPC or protobuf. The handlers of calls get and return plain
+Only this module of virtbus-cri uses gRPC and protobuf. The handlers of calls get and return plain
 values with CRI's field names. Each error becomes a gRPC status, so no request ends the process.
 """
 
@@ -55,9 +55,9 @@ LISTS_AS_STREAMS: Mapping[str, str] = {
     "StreamPodSandboxMetrics": "ListPodSandboxMetrics",
     "StreamImages": "ListImages",
 }
-"""By call of Kubernetes 1.36 that streams a list in parts: the call that answers with the same list
-at once. The generated stubs lack the streaming calls. On the wire, both calls have the same types
-of request and answer (ADR 0058)."""
+"""By call of Kubernetes 1.36 that streams a list in parts: the call that returns the whole list.
+The generated stubs lack the streaming calls. Both calls have the same types of request and answer
+(ADR 0058)."""
 PART_ENTRIES = 100
 
 STAGES: Mapping[str, Stage] = {
@@ -66,14 +66,15 @@ STAGES: Mapping[str, Stage] = {
     "CreateContainer": "start",
     "StartContainer": "start",
 }
-"""Calls whose errors kubelet shows as events of the pod. So the text of such an error names the
-stage that failed. The value is the stage if the error does not show one."""
+"""By call whose errors kubelet shows as events of the pod: the default stage. The text of such an
+error names the stage that failed. If the error's reason shows no stage, the text has the default.
+"""
 IMPOSSIBLE = frozenset({"no_shell", "resize_unsupported"})
-"""Reasons of errors for calls that this guest cannot support. Their status is UNIMPLEMENTED."""
+"""Reasons of errors for calls that a guest cannot support. Their status is UNIMPLEMENTED."""
 
 
 class Call(NamedTuple):
-    """A call: the request, and the seconds until the client's deadline (None: no deadline)."""
+    """A call: the request, and the seconds until the client's deadline; None without a deadline."""
 
     request: Plain
     left_s: float | None
@@ -84,9 +85,9 @@ Stream = Callable[[Call], AsyncIterator[Plain]]
 
 
 class Offer(NamedTuple):
-    """One service: the handlers of its calls, and the reasons why it refuses the other calls.
+    """One service: the handlers of its calls, and the reasons for refusals of other calls.
 
-    `streams` has the handlers of calls with many answers.
+    `streams` has the handlers of calls with a stream of answers.
     """
 
     handlers: Mapping[str, Handler]
@@ -96,7 +97,7 @@ class Offer(NamedTuple):
 
 @asynccontextmanager
 async def serving(path: Path, offers: Mapping[str, Offer]) -> AsyncIterator[None]:
-    """Serve on the socket `path` while the context is open; only the socket's owner may connect.
+    """Serve on the socket `path` while the context is open. Only the socket's owner may connect.
 
     Raises:
         VirtbusError: 409 `socket_taken`: the path is no socket, or cannot be bound.
@@ -172,7 +173,7 @@ def _streaming(method: MethodDescriptor, offer: Offer, why: str) -> RpcHandler:
 def _in_parts(name: str, method: MethodDescriptor, offer: Offer) -> RpcHandler:
     """Return the handler that streams the answer of a list call in parts.
 
-    The answer of a list call has one field.
+    The answer of a list call must have exactly one field.
     """
     asked, answered = _types(method)
     handler = offer.handlers[method.name]
@@ -189,14 +190,16 @@ def _in_parts(name: str, method: MethodDescriptor, offer: Offer) -> RpcHandler:
 
 
 def _types(method: MethodDescriptor) -> tuple[type[Message], type[Message]]:
-    """Return the types of a method's request and answer."""
     asked: type[Message] = getattr(api_pb2, method.input_type.name)
     answered: type[Message] = getattr(api_pb2, method.output_type.name)
     return asked, answered
 
 
 def _call(asked: type[Message], request: bytes, context: Context) -> Call:
-    """Return a request as plain values; raises VirtbusError 400 `request_unreadable`."""
+    """Return a request as plain values.
+
+    Raises VirtbusError 400 `request_unreadable`.
+    """
     try:
         message = asked.FromString(request)
     except DecodeError:
@@ -207,7 +210,10 @@ def _call(asked: type[Message], request: bytes, context: Context) -> Call:
 
 
 def _status(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Return the status and text for a handler's error. Only the log has unexpected errors."""
+    """Return the status and text for a handler's error.
+
+    Only the log has the text of an unexpected error.
+    """
     if isinstance(error, VirtbusError):
         if name in STAGES:
             error = stages.staged(error, STAGES[name])

@@ -1,7 +1,7 @@
 """Runs commands in guests by SSH, with the key of the guest's pod.
 
-The host key of the guest is not checked: the node itself reports the guest's address, and netd lets
-no other guest use this address. Before the guest's first boot, nobody knows the host key anyway.
+The host key of the guest is not checked, because the guest makes it at the first boot. The address
+is safe: the node itself reports the address, and netd lets no other guest use this address.
 """
 
 import asyncio
@@ -27,20 +27,19 @@ WINDOW_BYTES = 64 * 1024
 PIECE_BYTES = 32 * 1024
 SIGNALS = {"HUP": 1, "INT": 2, "QUIT": 3, "ABRT": 6, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15}
 SIGNALLED = 128
-"""The exit code of a command that a signal ended is SIGNALLED plus the signal's number, as in a
-shell."""
+"""As in a shell, a command that a signal ended has the exit code SIGNALLED plus the signal."""
 KEY_TYPE = "ssh-ed25519"
 KEY_EXCHANGES = ("curve25519-sha256", "ecdh-sha2-nistp256", "diffie-hellman-group14-sha256")
 HOST_KEYS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512", "rsa-sha2-256")
 CIPHERS = ("chacha20-poly1305@openssh.com", "aes256-ctr", "aes128-ctr")
 MACS = ("hmac-sha2-256", "hmac-sha2-512")
-"""These four sets are small, and ed25519 is the first host key. With asyncssh's default sets, a
-login at a dropbear server without an RSA key fails."""
+"""The sets KEY_EXCHANGES, HOST_KEYS, CIPHERS and MACS are small, and ed25519 is the first host key.
+With asyncssh's default sets, a login at a dropbear server without an RSA key fails."""
 asyncssh.set_log_level(logging.WARNING)
 
 
 class Outcome(NamedTuple):
-    """The exit code of a command, and the beginnings of its outputs."""
+    """The exit code of a command, and the first bytes of its outputs."""
 
     exit_code: int
     stdout: bytes
@@ -59,13 +58,15 @@ class GuestShell:
 
     @staticmethod
     def new_key() -> ShellKey:
-        """Return a new key for a pod."""
         key = asyncssh.generate_private_key(KEY_TYPE)
         public = " ".join(key.export_public_key().decode().split()[:2])
         return ShellKey(private=key.export_private_key().decode(), public=f"{public} virtbus-cri")
 
     async def check(self, address: str, limit_s: float) -> None:
-        """Wait for the greeting of the guest's SSH server; raises VirtbusError 422 `no_shell`."""
+        """Wait at most `limit_s` for the greeting of the guest's SSH server.
+
+        Raises VirtbusError 422 `no_shell`.
+        """
         try:
             async with asyncio.timeout(limit_s):
                 reader, writer = await asyncio.open_connection(address, self._port)
@@ -127,7 +128,7 @@ class GuestShell:
                 exit_code = await _outcome(process, take)
             except asyncio.CancelledError:
                 with suppress(OSError):  # the command has just ended
-                    process.kill()  # the time limit ends the command in the guest, too
+                    process.kill()  # the command must not run on in the guest
                 raise
         return Outcome(exit_code, bytes(kept[STDOUT]), bytes(kept[STDERR]))
 
@@ -214,7 +215,6 @@ async def _copy(source: "asyncssh.SSHReader[bytes]", name: str, take: Take) -> N
 
 
 async def _type(process: "asyncssh.SSHClientProcess[bytes]", pipe: Pipe | None) -> None:
-    """Send the client's bytes to the command."""
     with suppress(OSError):  # the command has closed its input
         while pipe is not None and (data := await pipe.read()):
             process.stdin.write(data)

@@ -1,6 +1,6 @@
 """Reads the counters of a guest's NICs from the host's ends of the NICs' links, without the bus.
 
-A NIC whose link has no end in the host's namespace, for example with macvtap, has no counters here.
+Some links have no end in the host's namespace, for example with macvtap. Their NICs are left out.
 """
 
 import json
@@ -13,7 +13,7 @@ from virtbus.schemas.nic_names import host_link
 
 _RESULT_BYTES = 64 * 1024
 DIRECTIONS = {"receive": "tx", "transmit": "rx"}
-"""By direction as the guest sees it: the direction at the host's end of the link."""
+"""By direction in the guest's view: the direction at the host's end of the link."""
 KINDS = ("bytes", "packets", "dropped", "errors")
 
 
@@ -36,7 +36,6 @@ class GuestTraffic:
         self._links = links
 
     def of(self, uid: str) -> tuple[NicTraffic, ...]:
-        """Return the counters of a VM's NICs, in the order of its interfaces."""
         found = []
         results = {
             path.name.rpartition("-")[2]: path for path in self._results.glob(f"*-{uid}-eth*")
@@ -49,10 +48,10 @@ class GuestTraffic:
         return tuple(found)
 
     def _own(self, uid: str, index: int) -> str:
-        """Return the name of netd's link for a NIC of the VM; empty if netd made no link for it.
+        """Return the name of netd's link for a NIC of the VM; empty if netd made no such link.
 
-        The name has a hash of the uid. The link's alias is the uid itself, so the link of another
-        VM with the same hash is not taken.
+        The name contains only a hash of the uid, which another VM may share. So the link's alias
+        must equal the uid.
         """
         own = host_link(uid, index)
         with suppress(OSError, ValueError):
@@ -62,9 +61,10 @@ class GuestTraffic:
 
 
 def _of_plugins(path: Path | None) -> str:
-    """Return the name of the host's end of a link, from a result of CNI plugins.
+    """Return the name of the host's end of a NIC's link, from a result of CNI plugins.
 
-    This is the last link in the result that is in no namespace. Empty if there is no such link.
+    The host's end is the last link without a namespace in the result. Return an empty text if the
+    result has no such link.
     """
     stored: Any = None
     if path is not None:
@@ -76,7 +76,10 @@ def _of_plugins(path: Path | None) -> str:
 
 
 def _read(link: Path) -> dict[str, int]:
-    """Return the counters of a link; raises OSError, ValueError."""
+    """Return the counters of a link.
+
+    Raises OSError, ValueError.
+    """
     return {
         f"{direction}_{kind}": int((link / "statistics" / f"{side}_{kind}").read_text("ascii"))
         for direction, side in DIRECTIONS.items()

@@ -1,7 +1,7 @@
 """Reads a guest's use of the node: CPU time and memory of its emulator, and space of its disks.
 
-The sources are files in /proc, a pid file of libvirt, and the metadata of files. These reads are
-short, so they need no thread. A value that cannot be read is None.
+The values come from /proc, from a pid file of libvirt, and from the metadata of the disks' files.
+The reads are short, so they need no thread. A value that cannot be read is None.
 """
 
 import os
@@ -14,12 +14,12 @@ from virtbus.schemas.ids import check_uid
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _USER_TICKS, _RESIDENT_PAGES = 11, 1
-"""The index of the user time in the fields after the name in `/proc/<pid>/stat`, and the index of
-the resident memory in the fields of `/proc/<pid>/statm`."""
+"""The index of the user time in `/proc/<pid>/stat`, counted from the field after the name, and the
+index of the resident memory in `/proc/<pid>/statm`."""
 
 
 class Usage(NamedTuple):
-    """Resources that a guest uses; None means that a value is unknown."""
+    """The resources that a guest uses. None means that a value is unknown."""
 
     cpu_ns: int | None
     memory_bytes: int | None
@@ -38,7 +38,6 @@ class GuestUsage:
         self._proc = proc
 
     def of(self, uid: str) -> Usage:
-        """Return the usage of a VM."""
         process = self._process(uid)
         cpu_ns = _cpu_ns(process) if process is not None else None
         memory_bytes = _memory_bytes(process) if process is not None else None
@@ -50,7 +49,7 @@ class GuestUsage:
             pid = int((self._libvirt / f"{name}.pid").read_text(encoding="ascii"))
             process = self._proc / str(pid)
             if name.encode() in (process / "cmdline").read_bytes():
-                return process  # otherwise the pid belongs to another process now
+                return process  # without the name, another process has the pid now
         return None
 
 
@@ -71,7 +70,7 @@ def _memory_bytes(process: Path) -> int | None:
 
 
 def _disk_bytes(folder: Path) -> int | None:
-    """Return the space that the files of a VM's own disks take; None without files."""
+    """Return the bytes that the files of a VM's own disks take; None without files."""
     with suppress(OSError):
         sizes = [path.lstat().st_blocks * _BLOCK_BYTES for path in folder.glob("*.qcow2")]
         return sum(sizes) if sizes else None

@@ -20,10 +20,11 @@ class HostAliasReads:
         self._cluster = cluster
 
     async def aliases(self, sandbox: SandboxConfig) -> tuple[HostAlias, ...]:
-        """Return the host aliases of a sandbox's pod; none if the pod is not from the API server.
+        """Return the host aliases of a sandbox's pod.
 
-        Also return none if the login is wrong or may not read the pod, or if the API server has no
-        pod of this name with this uid.
+        The result is empty for a pod that is not from the API server, or that the API server does
+        not know by this name and uid. The result is empty, too, if the login is wrong, or may not
+        read the pod.
 
         Raises:
             VirtbusError: 400 `pod_refused`: the aliases are invalid, or too many. 503

@@ -1,8 +1,8 @@
 """Writes the cluster's image names into a folder of files that imaged reads.
 
-The image names may contain secrets. So only imaged's group may read the folder. systemd-tmpfiles
-makes the folder for this group at each boot (deploy/systemd/tmpfiles.conf). This process does not
-make it, because imaged could not read a folder of this process.
+The image names may contain secrets, so only imaged's group may read the folder. systemd-tmpfiles
+makes the folder for this group at each boot (deploy/systemd/tmpfiles.conf). imaged could not read a
+folder that this process makes.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ async def write_names(folder: Path, files: Mapping[str, bytes]) -> list[OSError]
     """Write these files, and remove all other files of the folder; return errors of single files.
 
     Raises:
-        OSError: there is no folder, or it cannot be read.
+        OSError: the folder is missing, or cannot be read.
     """
     return await asyncio.to_thread(_write, folder, files)
 
@@ -45,7 +45,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> list[OSError]:
 
 
 def _ensure(path: Path, body: bytes, group: int) -> None:
-    # A file of another group was written before the folder belonged to imaged's group.
+    # A file with another group is written again: it is older than the folder's present group.
     if path.is_file() and path.read_bytes() == body and path.stat().st_gid == group:
         return
     part = path.with_name(f"{path.name}{_PART}")

@@ -1,8 +1,8 @@
 """Reads a kubeconfig: the API server of the cluster, and the login of this node.
 
-The file is read for each connection, so tokens and certificates may be renewed at any time. A login
-by a program (`exec`, `auth-provider`) is refused, because virtbus-cri starts no programs. A login
-by user name and password is refused, too.
+The file is read for each connection, so tokens and certificates may be renewed at any time.
+virtbus-cri starts no programs, so it refuses a login by a program (`exec`, `auth-provider`). A
+login by user name and password is refused, too.
 """
 
 import base64
@@ -29,7 +29,7 @@ class Login(NamedTuple):
 
 
 def read_login(path: Path) -> Login:
-    """Return the login of the current context. The call reads files, and blocks.
+    """Return the login of the current context. The call blocks while it reads files.
 
     Raises:
         VirtbusError: 400 `kubeconfig_invalid`, with the file and the field.
@@ -67,7 +67,6 @@ def _login(path: Path, whole: dict[str, Any]) -> Login:
 
 
 def _named(path: Path, whole: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """Return the context, cluster or user with this name."""
     for one in whole.get(f"{kind}s") or ():
         if one.get("name") == name:
             found: dict[str, Any] = one.get(kind) or {}
@@ -78,7 +77,7 @@ def _named(path: Path, whole: dict[str, Any], kind: str, name: str) -> dict[str,
 def _content(path: Path, fields: dict[str, Any], name: str) -> bytes:
     """Return the content of the field `<name>-data` (base64), or of the file in the field `name`.
 
-    Return empty bytes without both fields.
+    If both fields are missing, return empty bytes.
     """
     if data := fields.get(f"{name}-data"):
         return base64.b64decode(str(data), validate=True)

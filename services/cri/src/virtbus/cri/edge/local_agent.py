@@ -1,4 +1,4 @@
-"""Asks the agent of this node to end a guest, over its UNIX socket, while the bus is away."""
+"""Asks the agent of this node over its UNIX socket to end a guest, while the bus is away."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from virtbus.schemas.wire import encode, read
 
 MAX_FRAME_BYTES = 64 * 1024
 END_S = 30.0
-"""Time after a guest's grace within which the agent ends the guest and answers."""
+"""Maximum time between the end of a guest's grace and the agent's answer."""
 HEADER_BYTES = 4
 
 
@@ -22,10 +22,11 @@ class LocalAgent:
     async def end(self, want: LocalEnd) -> LocalEnded:
         """Make the agent end the guest; return the agent's answer after the guest's end.
 
+        No error has the code 404, because kubelet would take the container for ended.
+
         Raises:
             VirtbusError: 503 `agent_away`: the agent does not answer. 503 `agent_refused`: the
                 agent answered with an error. 504 `stop_slow`: the guest has not ended in time.
-                No error is 404, because kubelet would take the container for ended.
         """
         try:
             async with asyncio.timeout(want.grace_s + END_S):

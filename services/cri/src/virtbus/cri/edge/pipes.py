@@ -1,7 +1,7 @@
 """Buffers the bytes of one stream of a client until a session reads them.
 
-While a pipe is full, its connection reads nothing from the client. So a client that sends faster
-than its session reads has to wait. A pipe has at most FULL_BYTES and one message of the client.
+While a pipe is full, its connection reads nothing from the client, so the client must wait for the
+session. A pipe holds at most FULL_BYTES and one more message of the client.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ the last bytes."""
 
 
 class Pipe:
-    """One stream between a client and a session. One task may read, and one may write."""
+    """One stream between a client and a session. One task may read, and one task may write."""
 
     def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
         self.headers = headers
         self.left = False
-        """True if the client has left, or has aborted the stream. Nobody reads sent bytes then."""
+        """True if the client has left, or has aborted the stream. Bytes to the client are lost."""
         self._send = send
         self._came = bytearray()
         self._no_more = False
@@ -29,7 +29,7 @@ class Pipe:
         self._room.set()
 
     async def read(self) -> bytes:
-        """Return the next bytes; empty at the end."""
+        """Return the next bytes; empty at the end of the stream."""
         while not self._came and not self._no_more:
             self._wake.clear()
             await self._wake.wait()
@@ -39,7 +39,10 @@ class Pipe:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send bytes to the client; raises OSError if the client left."""
+        """Send bytes to the client.
+
+        Raises OSError if the client left.
+        """
         if not self._finished:
             await self._send(data, False)
 
@@ -62,7 +65,7 @@ class Pipe:
     def leave(self) -> None:
         """Note that the client has left, or has aborted the stream.
 
-        Bytes that the client sent before can still be read.
+        A session can still read the bytes that the client sent before.
         """
         self.left = self._no_more = True
         self._wake.set()

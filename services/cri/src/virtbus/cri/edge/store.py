@@ -1,7 +1,7 @@
 """Stores virtbus-cri's records on the node: a folder for each kind, a JSON file for each record.
 
-A record is on disk before an answer mentions it. All writes run in one thread, in the order of the
-calls, so an earlier state never replaces a later one.
+A record is on disk before an answer mentions the record. All writes run in one thread, in the order
+of the calls, so an earlier state of a record never replaces a later state.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class RecordFolder(Generic[Record]):
         self._writer = writer
 
     def load(self) -> dict[str, Record]:
-        """Return all records by key. An unreadable file is renamed to `.torn`, and logged.
+        """Return all records by key. Rename each unreadable file to `.torn`, and log its name.
 
         Raises:
             VirtbusError: 422 `state_older`, `state_newer`: another version wrote a file.
@@ -58,7 +58,7 @@ class RecordFolder(Generic[Record]):
         return found
 
     async def put(self, key: str, record: Record) -> None:
-        """Store a record durably, even if the call is cancelled.
+        """Store a record durably. A cancelled call completes the write, too.
 
         Raises VirtbusError 503 `state_unwritable`.
         """
@@ -66,7 +66,7 @@ class RecordFolder(Generic[Record]):
         await self._run(lambda: _write(self._path(key), body))
 
     async def remove(self, key: str) -> None:
-        """Remove a record durably; no effect if it does not exist.
+        """Remove a record durably. No effect if the record does not exist.
 
         Raises VirtbusError 503 `state_unwritable`.
         """
@@ -98,7 +98,10 @@ class Store:
         self._lock = -1
 
     def open(self) -> None:
-        """Make and lock the folder; raises VirtbusError 409 `cri_running`."""
+        """Make and lock the folder.
+
+        Raises VirtbusError 409 `cri_running`.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -108,7 +111,6 @@ class Store:
             raise VirtbusError(Code.CONFLICT, "cri_running", message) from None
 
     def close(self) -> None:
-        """Finish all writes, and unlock the folder."""
         self._writer.shutdown()
         if self._lock >= 0:
             os.close(self._lock)

@@ -1,8 +1,7 @@
 """Serves exec, attach and port-forward to kubelet and crictl, on a port of the loopback.
 
-A call of CRI returns a URL for one connection, which must begin within a minute. The client
-connects to the URL, and requests SPDY or a websocket. The memory of each connection is limited, and
-so is the number of connections.
+A call of CRI returns a URL for one connection. The client must connect to the URL within a minute,
+and requests SPDY or a websocket. The number of connections and the memory of each are limited.
 """
 
 import asyncio
@@ -27,14 +26,14 @@ HOST = "127.0.0.1"
 HEAD_BYTES = 16 * 1024
 HEAD_S = 10.0
 STREAMS_S = 30.0
-"""Time in which a client must open the streams of its request."""
+"""Time limit for a client to open the streams of its request."""
 TICKET_S = 60.0
 TICKETS_AT_ONCE = 1000
 TOKEN_BYTES = 16
 CONNECTIONS_AT_ONCE = 256
 SOCKET_BYTES = 128 * 1024
 LEAVE_S = 2.0
-"""Time in which a client must read the end of its session."""
+"""Time limit for a client to read the end of its session."""
 FORWARD, FORWARD_OVER_WEBSOCKET = "portforward.k8s.io", "SPDY/3.1+portforward.k8s.io"
 
 
@@ -59,18 +58,24 @@ class Sessions(Protocol):
     """Serves the sessions of clients."""
 
     async def command(self, want: Command, pipes: Mapping[str, Pipe]) -> int:
-        """Serve exec or attach, and return the exit code; raises VirtbusError and BusError."""
+        """Serve exec or attach, and return the exit code.
+
+        Raises VirtbusError, BusError.
+        """
 
     async def forward(self, want: Forward, port: int, pipe: Pipe) -> None:
-        """Carry one connection to a port; raises VirtbusError and BusError."""
+        """Carry one connection to a port.
+
+        Raises VirtbusError, BusError.
+        """
 
 
 class _RefusedError(Exception):
-    """The request is refused. The text has the HTTP status, and may have headers."""
+    """The request is refused. The text is the HTTP status, and may have headers after it."""
 
 
 class StreamServer:
-    """The port, and the tickets: the requests whose clients have not connected yet."""
+    """The port, and the tickets. A ticket is a request whose client has not connected yet."""
 
     def __init__(self, sessions: Sessions, sources: Sources) -> None:
         self._sessions = sessions
@@ -80,7 +85,10 @@ class StreamServer:
         self._connections = 0
 
     def url(self, ticket: Ticket) -> str:
-        """Return the URL of a new session; raises VirtbusError 429 `too_many_sessions`."""
+        """Return the URL of a new session.
+
+        Raises VirtbusError 429 `too_many_sessions`.
+        """
         now_s = asyncio.get_running_loop().time()
         for token, (until_s, _) in tuple(self._tickets.items()):
             if until_s < now_s:
@@ -94,7 +102,6 @@ class StreamServer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Serve while the context is open; its end closes all connections."""
         async with background() as tasks:
 
             def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -178,7 +185,7 @@ class StreamServer:
             await self._command(ticket, SpdyStreams(raw))
 
     async def _command(self, want: Command, streams: SpdyStreams | ChannelStreams) -> None:
-        """Serve exec or attach until it ends, or the client leaves."""
+        """Serve exec or attach until the session ends or the client leaves."""
         async with background() as tasks:
             reading = tasks.start(streams.run())
             async with asyncio.timeout(STREAMS_S):
@@ -192,7 +199,6 @@ class StreamServer:
                         await reading
 
     async def _told(self, want: Command, pipes: Mapping[str, Pipe]) -> None:
-        """Serve exec or attach, and send its status."""
         try:
             exit_code = await self._sessions.command(want, pipes)
             status = remote_command.exited(exit_code) if exit_code else remote_command.succeeded()
@@ -208,7 +214,7 @@ class StreamServer:
     async def _forwards(self, want: Forward, streams: SpdyStreams) -> None:
         """Serve connections to ports until the client leaves.
 
-        Each connection has two streams: one for its data, and one for its error.
+        Each connection has two streams: one stream for data, and one stream for an error.
         """
         halves: dict[str, dict[str, Pipe]] = {}
         async with background() as tasks:
@@ -239,7 +245,10 @@ _PAIR = frozenset({"data", remote_command.ERROR})
 
 
 def _port(headers: Mapping[str, str]) -> int:
-    """Return the port in a stream's headers; raises VirtbusError 400 `port_invalid`."""
+    """Return the port in a stream's headers.
+
+    Raises VirtbusError 400 `port_invalid`.
+    """
     text = headers.get("port", "")
     if text.isascii() and text.isdecimal() and 0 < int(text[:6]) < 2**16:
         return int(text[:6])
@@ -247,7 +256,7 @@ def _port(headers: Mapping[str, str]) -> int:
 
 
 def _parsed(head: bytes) -> tuple[str, dict[str, list[str]]]:
-    """Return the path and the headers of a request. Values of headers are split at commas."""
+    """Return the path and the headers of a request. The headers' values are split at commas."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):

@@ -8,13 +8,13 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 
 class VirtletReads:
-    """Reads the objects. Without a cluster, a pod whose annotations name objects is refused."""
+    """Reads the objects. Without a cluster, refuses each pod whose annotations name objects."""
 
     def __init__(self, cluster: Cluster | None) -> None:
         self._cluster = cluster
 
     def check(self, sandbox: SandboxConfig) -> None:
-        """Refuse a pod whose annotations name an object if there is no cluster to read it from.
+        """Refuse a pod whose annotations name an object that no cluster can provide.
 
         Raises:
             VirtbusError: 422 `cluster_unread`.

@@ -1,8 +1,8 @@
 """Follows the VMs of this node's pods by `vm.watch`.
 
-The controllers show each runtime only the VMs that this runtime created. A list that lacks a VM
-proves nothing, because the controller may lag behind. A VM counts as deleted only if the watch
-first showed it with `deleting`, and then reported it as gone.
+The controllers show each runtime only the VMs that the runtime created. A VM that is missing in a
+list may still exist, because the controller may lag behind. A VM counts as deleted only after two
+reports: first with `deleting`, and then as gone.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 SILENT_S = 15.0
-"""Time without a reply after which a watch is begun again: three intervals of its heartbeats."""
+"""Time without a reply after which a new watch is begun: three intervals of the heartbeats."""
 RENEW_S = 10.0
 AGAIN_S = (0.1, 5.0)
 
@@ -50,7 +50,6 @@ class VmWatcher:
         self._pauses = delays(*AGAIN_S, link.sources)
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         while True:
             bus = await self._link.bus()
             try:

@@ -1,8 +1,8 @@
 """Finds the kinds of a pod's paths on the node, and reads the files of its small volumes.
 
-The guest gets these files at its first boot. kubelet updates such a volume atomically: its files
-are links into `..data`, a link to a folder that is named after a time. Names that begin with `..`
-are skipped, so each file is read once, by its own name. A link that leads out of its volume is
+The guest gets these files at its first boot. In such a volume, each file is a link into `..data`,
+and `..data` is a link to a folder with the time of kubelet's last update in its name. Names that
+begin with `..` are skipped, so each file is read once. A link that leads out of its volume is
 refused.
 """
 
@@ -24,11 +24,11 @@ from virtbus.schemas.seed import FILES, HOST_ALIAS_CHARACTERS_MAX
 from virtbus.schemas.wire import decode, reason_of
 
 MOST_BYTES = 256 * 1024
-"""Limit of the bytes of all files of a pod. The VM's secret contains them in base64."""
+"""Maximum bytes of all files of a pod together. The VM's secret contains the files in base64."""
 
 
 OPTIONS, OPTIONS_BYTES = "virtlet-flexvolume.json", 64 * 1024
-"""The file to which the driver of flexvolumes writes a volume's options, as in Virtlet."""
+"""The driver's file with a flexvolume's options, as in Virtlet, and the file's maximum size."""
 MOUNTS = Path("/proc/self/mountinfo")
 _DEVICES = Path("/dev")
 _LOOPS = Path("/sys/block")
@@ -36,14 +36,14 @@ _IN_MEMORY = frozenset({"tmpfs", "hugetlbfs"})
 
 
 class Offered(NamedTuple):
-    """The node's resources for flexvolumes: patterns of permitted devices, and the pools' file."""
+    """The node's offer to flexvolumes: patterns of permitted devices, and the pools' file."""
 
     devices: Sequence[str] = ()
     pools_file: Path | None = None
 
 
 def inspected(config: ContainerConfig, namespace: str, offered: Offered) -> ContainerConfig:
-    """Return the configuration, with the kind of each of its paths on the node.
+    """Return the configuration, with the kinds of its paths on the node filled in.
 
     Raises:
         OSError: the table of mounts cannot be read.
@@ -62,7 +62,7 @@ def inspected(config: ContainerConfig, namespace: str, offered: Offered) -> Cont
 
 def _inspected(mount: Mount, memory: frozenset[str], namespace: str, offered: Offered) -> Mount:
     path, options = Path(mount.host_path), None
-    if kind(mount) == FLEXVOLUME:  # in another volume, anybody may have written such a file
+    if kind(mount) == FLEXVOLUME:  # in other volumes, a guest or pod may have written the file
         options = _options(path)
     named = options.get("path", "") if options and options.get("type") == RAW else ""
     device = _block_device(named)
@@ -82,10 +82,10 @@ def _inspected(mount: Mount, memory: frozenset[str], namespace: str, offered: Of
 def _assigned(
     options: Mapping[str, str], namespace: str, pools_file: Path | None
 ) -> tuple[str, str] | None:
-    """Return the pool and the name of the volume that stands for a Ceph image.
+    """Return the pool and the name of the volume that stands for a flexvolume's Ceph image.
 
     In the pools' file, the node's operator assigns each image to a volume of one namespace. Return
-    None if no image of the options is assigned. The login for Ceph is the pool's.
+    None if the image is not assigned to the pod's namespace. Ceph gets the login of the pool.
     """
     if options.get("type") != CEPH or pools_file is None:
         return None
@@ -103,7 +103,7 @@ def _assigned(
 def _hosts(monitors: str) -> frozenset[str]:
     """Return the hosts of a list such as `192.0.2.1:6789,[2001:db8::1]:6789`; ports are optional.
 
-    A host with several colons and without brackets is an IPv6 address without a port.
+    An entry with several colons and without brackets is an IPv6 address without a port.
     """
     found = set()
     for one in monitors.split(","):
@@ -121,7 +121,7 @@ def _is_permitted(device: str, patterns: Sequence[str]) -> bool:
 
 
 def _block_device(path: str) -> str:
-    """Return the real path of a block device; empty for anything else."""
+    """Return the real path of a block device; empty for any other path."""
     try:
         real = Path(path).resolve(strict=True)
         return str(real) if path and stat.S_ISBLK(real.stat().st_mode) else ""
@@ -132,8 +132,8 @@ def _block_device(path: str) -> str:
 def _loop_device(path: str) -> str:
     """Return the loop device of a file; empty if the file has no loop device.
 
-    If a local PersistentVolume is a file, kubelet attaches a loop device to the file. But kubelet's
-    request names the file.
+    If a local PersistentVolume is a file, kubelet attaches a loop device to the file. Kubelet's
+    request names only the file.
     """
     for backing in sorted(_LOOPS.glob("loop*/loop/backing_file")):
         with suppress(OSError, ValueError):
@@ -157,7 +157,6 @@ _POINT = 4
 
 
 def _options(folder: Path) -> dict[str, str] | None:
-    """Return the options of a flexvolume; None if no options can be read."""
     try:
         content, _ = _read(folder / OPTIONS, OPTIONS_BYTES)
         value = decode(content, OPTIONS_BYTES)
@@ -165,7 +164,7 @@ def _options(folder: Path) -> dict[str, str] | None:
         return None
     if not isinstance(value, dict):
         return None
-    # `secret` is a login for Ceph. The login of the node's pool is used instead.
+    # `secret` is a login for Ceph. It is dropped, because the node's pool has its own login.
     return {str(key): str(one) for key, one in value.items() if key != "secret"}
 
 
@@ -192,7 +191,7 @@ def read_files(mounts: Iterable[Mount]) -> tuple[GuestFile, ...]:
 
 
 def read_hosts(mounts: Iterable[Mount]) -> Hosts:
-    """Return the contents of the file that kubelet mounts at /etc/hosts; empty without a mount.
+    """Return the contents of kubelet's file for /etc/hosts; empty without a mount.
 
     Raises:
         VirtbusError: 400 `volume_unreadable`.
@@ -223,7 +222,7 @@ def _check(count: int, left: int) -> None:
 
 
 def _files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a volume, each with its path in the volume. A single file has no path."""
+    """Yield the files of a volume with their paths in the volume. A single file has no path."""
     if root.is_file():
         yield root, ""
         return
@@ -235,7 +234,7 @@ def _files(root: Path) -> Iterator[tuple[Path, str]]:
         for name in sorted(names):
             if name[:2] != "..":
                 yield _inside(here / name, home), str((here / name).relative_to(home))
-        for name in sorted(links):  # kubelet makes a link for each folder of a volume
+        for name in sorted(links):  # kubelet makes links for the folders of a volume, too
             if name[:2] == "..":
                 continue
             inner = _inside(here / name, home)

@@ -1,4 +1,4 @@
-"""Reads the volumes of pods in threads, so a hung mount of one pod delays no call for another."""
+"""Reads the volumes of pods in threads, so that a hung mount of one pod delays no other pod."""
 
 import asyncio
 import threading
@@ -17,16 +17,15 @@ from virtbus.schemas.guest_files import GuestFile
 T = TypeVar("T")
 
 LIMIT_S = 20.0
-"""Time limit of a read of a pod's volumes. It is below kubelet's limit of 120 s for a call."""
+"""Time limit of a read of a pod's volumes. kubelet's limit of a call is 120 s."""
 MOST = 64
-"""Maximum number of concurrent reads. A hung read keeps its thread until its server answers."""
+"""Maximum number of concurrent reads. A hung read keeps its thread until the server answers."""
 
 
 class VolumeReads:
     """Runs at most one read at a time for each pod.
 
-    The threads are daemons, so a thread that hangs in the kernel does not delay the end of the
-    process.
+    The threads are daemons, so the process can end while a thread hangs in the kernel.
     """
 
     def __init__(self, offered: Callable[[], Offered] = Offered, limit_s: float = LIMIT_S) -> None:
