@@ -135,8 +135,11 @@ async def test_a_failed_attach_is_shown_and_repeated_with_the_latest_record(node
         said = await eventually(lambda: condition(node))
         assert (said.reason, said.message) == ("Attaching", "data: Attaching: tried again: no")
         await eventually(lambda: plugs.done.count("attach") > 1)
-        plugs.errors.clear()
+        before = node.domains.done.count(("limit", A))
         await node.put(vm(3, "data", "more"))
+        await eventually(lambda: node.domains.done.count(("limit", A)) > before)
+        assert set(node.domains.limits[A]) == {"vda"}, "the guest has no other disk"
+        plugs.errors.clear()
         await eventually(lambda: inside(node) == {"data", "more"})
 
 

@@ -125,7 +125,7 @@ def conditions(vm: ActorState) -> tuple[Condition, ...]:
     if vm.phase in UP:
         found.extend(_of_guest(observed))
     found.extend(_network(vm))
-    if observed.network_lost:
+    if observed.network_lost and vm.phase in UP:
         found.append(Condition(type=NETWORK_LOST, status=True, message=observed.network_lost))
     if vm.reasons.held:
         found.append(Condition(type=HELD, status=True, message=vm.reasons.held))

@@ -51,9 +51,9 @@ async def change_disks(
     except VirtbusError as error:
         names = {*record.detaching, *known.pending} or {"disks"}
         return replace(known, pending=dict.fromkeys(names, f"tried again: {error}"))
-    hashes = {name: one for name, one in known.hashes.items() if name not in gone}
-    now = GuestDisks(_without(known.addresses, gone), hashes, gone, waits)
     missing = [disk for disk in _volume_disks(record) if not guest.has(volume_alias(disk.name))]
+    absent = gone if found is None else gone.union(disk.name for disk in missing)
+    now = _lacking(absent, GuestDisks(known.addresses, known.hashes, gone, waits))
     if not missing or found is None:
         return now
     return await _plug(record, guest, missing, image, tools, now)
@@ -150,10 +150,7 @@ async def _plug(
     try:
         files = await _files(record, image, tools)
         addresses = assigned(
-            record.spec.domain,
-            _without(now.addresses, names),
-            leaving=record.detaching,
-            busy=guest.ports,
+            record.spec.domain, now.addresses, leaving=record.detaching, busy=guest.ports
         )
         hashes = disk_hashes(record)
         noted = {**now.hashes, **{name: hashes[name] for name in names}}
@@ -179,7 +176,8 @@ async def _plug(
             waits[disk.name] = f"Attaching: tried again: {error}"
             with suppress(VirtbusError):  # a killed libvirtd may have left the disk open in QEMU
                 await tools.plugs.close_left(record.uid)
-    return replace(now, addresses=addresses, hashes=noted, pending={**now.pending, **waits})
+    after = replace(now, addresses=addresses, hashes=noted, pending={**now.pending, **waits})
+    return _lacking(waits.keys(), after)
 
 
 async def _files(
@@ -195,10 +193,16 @@ async def _files(
     return await tools.disks.sources(record, made.disks, running=True)
 
 
-def _without(addresses: Addresses, names: Collection[str]) -> dict[str, dict[str, int]]:
-    """Return the addresses without those of the disks `names`."""
+def _lacking(names: Collection[str], known: GuestDisks) -> GuestDisks:
+    """Return the guest's disks without the addresses and hashes of the disks `names`.
+
+    The guest has none of these disks, so that it is asked neither for their limits nor for their
+    files.
+    """
     gone = {*names, *map(of_disk, names)}
-    return {
+    addresses = {
         pool: {name: number for name, number in numbers.items() if name not in gone}
-        for pool, numbers in addresses.items()
+        for pool, numbers in known.addresses.items()
     }
+    hashes = {name: one for name, one in known.hashes.items() if name not in gone}
+    return replace(known, addresses=addresses, hashes=hashes)
