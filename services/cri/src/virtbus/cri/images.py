@@ -122,8 +122,7 @@ class Images:
         """
         same = self._same(text)
         for key, image in tuple(self._all.items()):
-            if image in same:
-                del self._all[key]
+            if image in same and self._all.pop(key, None) is not None:
                 await self._folder.remove(key)
 
     def status(self, text: str, *, verbose: bool) -> Plain:

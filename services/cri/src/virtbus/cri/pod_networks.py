@@ -139,7 +139,8 @@ class PodNetworks:
             if self._pods.lock(key).locked():
                 busy = True
             elif not pod.sandboxes:
-                await self._pods.drop(pod)
+                async with self._pods.lock(key):
+                    await self._pods.drop(pod)
         if busy:
             asyncio.get_running_loop().call_later(BUSY_S, self._pods.duties.set)
 

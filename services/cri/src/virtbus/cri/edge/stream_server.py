@@ -16,7 +16,13 @@ from virtbus.bus.runtime.sources import Sources
 from virtbus.bus.runtime.tasks import background
 from virtbus.cri.core import remote_command
 from virtbus.cri.core.remote_command import Wanted
-from virtbus.cri.edge.client_streams import ChannelStreams, Raw, SpdyStreams, WebSocket
+from virtbus.cri.edge.client_streams import (
+    STREAMS_AT_ONCE,
+    ChannelStreams,
+    Raw,
+    SpdyStreams,
+    WebSocket,
+)
 from virtbus.cri.edge.pipes import Pipe
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -226,6 +232,8 @@ class StreamServer:
                 if pair.keys() >= _PAIR:
                     del halves[request]
                     tasks.start(self._forward(want, streams, pair))
+                elif len(halves) > STREAMS_AT_ONCE:  # the client has reset the oldest one
+                    del halves[next(iter(halves))]
 
     async def _forward(self, want: Forward, streams: SpdyStreams, pair: Mapping[str, Pipe]) -> None:
         data, errors = pair["data"], pair[remote_command.ERROR]

@@ -66,7 +66,7 @@ class VmWatcher:
             async for data in replies:
                 reply = validate(WatchReply, data)
                 renewal = reply.renew or renewal
-                if renewal and loop.time() - renewed_s > RENEW_S:
+                if renewal and (reply.synced or loop.time() - renewed_s > RENEW_S):
                     await bus.publish(renewal, {})
                     renewed_s = loop.time()
                 if reply.resync:

@@ -120,7 +120,7 @@ class VmInformer:
         async with stream as replies:
             async for reply in replies:
                 renewal = reply.get("renew") or renewal
-                if renewal and loop.time() - renewed_s > RENEW_S:
+                if renewal and (reply.get("synced") or loop.time() - renewed_s > RENEW_S):
                     await self._bus.publish(renewal, {})
                     renewed_s = loop.time()
                 if reply.get("resync"):
