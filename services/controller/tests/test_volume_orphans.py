@@ -25,14 +25,17 @@ def data(number: int, name: str = "data", *, readable: bool = True) -> HeldVolum
 
 
 @asynccontextmanager
-async def holding(made: World, *volumes: HeldVolume) -> AsyncIterator[None]:
+async def holding(
+    made: World, *volumes: HeldVolume, unread: tuple[str, ...] = ()
+) -> AsyncIterator[None]:
     """The services of n1, which has the data of volumes; imaged answers with pages of one."""
     there = sorted(volumes, key=lambda one: one.folder)
 
     async def inspect(request: Request) -> HeldResources:
         after = validate(Inspect, request.data).volumes_after or ""
         rest = [one for one in there if one.folder > after]
-        return HeldResources(volumes=tuple(rest[:1]), more=len(rest) > 1)
+        volumes, more = tuple(rest[:1]), len(rest) > 1
+        return HeldResources(volumes=volumes, more=more, unread_pools=unread)
 
     async def audit(_: Request) -> Audited:
         return Audited()
@@ -86,3 +89,12 @@ async def test_a_volume_is_adopted_by_the_copy_on_its_node(made: World) -> None:
         missing = await refused(made.ask("adopt", "volume", name="none", node="n1"))
         assert missing.reason == "no_volume_data"
     assert (await refused(made.ask("adopt", "volume", name="data", node="n9"))).code == 404
+
+
+@played()
+async def test_data_in_a_pool_that_cannot_be_read_now_is_not_called_missing(made: World) -> None:
+    async with holding(made, data(1), unread=("fast",)):
+        later = await refused(made.ask("adopt", "volume", name="none", node="n1"))
+        assert (later.code, later.reason, "fast" in str(later)) == (503, "pool_gone", True)
+        found = validate(VolumeView, await made.ask("adopt", "volume", name="data", node="n1"))
+        assert found.uid == uid(1)

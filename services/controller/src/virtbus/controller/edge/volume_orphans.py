@@ -44,18 +44,29 @@ class VolumeOrphans:
 
         Raises:
             VirtbusError: 404 `no_volume_data`: the node has no such data, or cannot read the
-                reference. 409 `several_volumes`: several volumes have this name, and the request
-                has no uid. 409 `held_on_node`: a VM without a record holds the volume.
+                reference. 503 `pool_gone`: a pool that the node cannot read may have the data.
+                409 `several_volumes`: several volumes have this name, and the request has no uid.
+                409 `held_on_node`: a VM without a record holds the volume.
             BusError: the node does not answer.
         """
         start = f"{want.namespace}.{want.name}."
         found: list[VolumeRef] = []
-        async for held in self.held(want.node, start):
-            if not held.folder.startswith(start):
+        unread: set[str] = set()
+        async for page in self.pages(want.node, start):
+            unread.update(page.unread_pools)
+            named = [_checked(one) for one in page.volumes if one.folder.startswith(start)]
+            for held in named:
+                if held.ref is not None and want.uid in {None, held.ref.uid}:
+                    self._refuse_held(held)
+                    found.append(held.ref)
+            if len(named) < len(page.volumes):
                 break
-            if held.ref is not None and want.uid in {None, held.ref.uid}:
-                self._refuse_held(held)
-                found.append(held.ref)
+        if not found and unread:
+            message = (
+                f"{want.node} cannot read its pools {', '.join(sorted(unread))}, which may have "
+                "the data; see `virtbus pool list`"
+            )
+            raise VirtbusError(Code.UNAVAILABLE, "pool_gone", message, after_ms=AFTER_MS)
         if not found:
             message = (
                 f"{want.node} has no readable data of {want.namespace}/{want.name}; "
