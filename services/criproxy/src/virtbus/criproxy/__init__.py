@@ -1,5 +1,5 @@
 """The proxy of a Kubernetes node: kubelet's one runtime socket before two container runtimes.
 
-It decides which runtime a call belongs to, and merges the answers of both. It runs no pod, has no
-connection to the bus, and knows nothing of VMs.
+The proxy decides which runtime a call belongs to, and merges the answers of both runtimes. It runs
+no pod, has no connection to the bus, and knows nothing of VMs.
 """

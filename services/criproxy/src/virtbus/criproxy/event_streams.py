@@ -1,8 +1,8 @@
 """Merges the streams of GetContainerEvents of both runtimes.
 
 The proxy keeps no backlog of events: a slow client slows down the runtimes. Events may be lost
-while a runtime is away. So the stream to a client ends when the runtime is back. Then the client
-lists the pods and calls again, as it does without a proxy.
+while a runtime is away. So the stream to a client ends when the runtime is back. The client then
+lists the pods and calls again.
 """
 
 import asyncio
@@ -70,6 +70,5 @@ async def _read(runtime: NodeRuntime, call: Call, queue: "asyncio.Queue[Told]") 
 
 
 async def _back(runtime: NodeRuntime) -> None:
-    """Wait until the runtime answers."""
     while await runtime.told(_VERSION, NO_LIST) is None:  # noqa: ASYNC110  gRPC has no such event
         await asyncio.sleep(RETRY_S)

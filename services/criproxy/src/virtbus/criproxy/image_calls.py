@@ -57,7 +57,7 @@ class ImageCalls:
     async def pull(self, call: Call) -> bytes:
         """Pass PullImage to the runtime that its pod or image determines.
 
-        Otherwise pass the call to the runtime of containers.
+        If they determine none, pass the call to the runtime of containers.
 
         Raises:
             VirtbusError: 400 `image_of_other_runtime`, `request_unreadable`.
@@ -71,8 +71,8 @@ class ImageCalls:
     async def remove(self, call: Call) -> bytes:
         """Pass RemoveImage to the runtime that the call determines.
 
-        Otherwise pass the call to each runtime that has the image. If no runtime is known to have
-        the image, each runtime that is not away gets the call.
+        If the call determines none, pass it to each runtime that has the image. If no runtime is
+        known to have the image, pass the call to each runtime that is not away.
 
         Raises:
             VirtbusError: 400: the request is unreadable.

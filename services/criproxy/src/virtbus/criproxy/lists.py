@@ -14,8 +14,8 @@ from virtbus.criproxy.memory import Memory
 from virtbus.criproxy.runtimes import NO_LIST, Mark, NodeRuntime, Runtimes
 
 OF_STATISTICS = {"ListContainerStats": "ListContainers", "ListPodSandboxStats": "ListPodSandbox"}
-"""By list of statistics: the list to which its filter is applied while a runtime is away. A kept
-statistic has only its id."""
+"""By list of statistics: the list that the filter is applied to while a runtime is away, because a
+kept statistic has only its id."""
 
 
 class Told(NamedTuple):
@@ -37,13 +37,12 @@ class Lists:
         self._memory = memory
 
     async def listed(self, call: Call) -> bytes:
-        """Return the list of both runtimes; raises the errors of `_parts`."""
         return b"".join(await self._parts(call))
 
     async def streamed(self, call: Call) -> AsyncGenerator[bytes, None]:
         """Yield the list of each runtime; raises the errors of `_parts`.
 
-        The runtimes get the older call that lists, which each runtime has.
+        The runtimes get the older list call, which each runtime has.
         """
         for part in await self._parts(call._replace(name=calls.STREAMS[call.name])):
             if part:
@@ -55,7 +54,7 @@ class Lists:
         Raises:
             VirtbusError: 400: the request is unreadable. 503 `list_unknown`: a runtime is away, and
                 its list was never read.
-            CallFailedError: the error of a runtime, except UNIMPLEMENTED of the runtime of VMs.
+            CallFailedError: the error of a runtime. UNIMPLEMENTED of the runtime of VMs is ignored.
         """
         wanted = messages.asked_filter(call.name, call.body)
         parts = []
@@ -69,7 +68,6 @@ class Lists:
         return parts
 
     async def filesystems(self, call: Call) -> bytes:
-        """Return the file systems of both runtimes, those of containers first."""
         parts = []
         for told in await ask_both(self._runtimes, call):
             if isinstance(told.answer, bytes):
@@ -81,7 +79,7 @@ class Lists:
 
 
 async def ask_both(runtimes: Runtimes, call: Call) -> list[Told]:
-    """Call both runtimes concurrently; return the answers, first that of containers."""
+    """Call both runtimes concurrently; return the answer of the runtime of containers first."""
 
     async def ask(one: NodeRuntime) -> Told:
         begun = one.mark()

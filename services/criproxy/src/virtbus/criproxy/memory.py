@@ -1,7 +1,7 @@
 """Keeps answers after they were passed on, so that no call waits until its answer is kept.
 
-After each change of a sandbox or container, the proxy asks for its status. So the last known status
-is not from before the change.
+After each change of a sandbox or container, the proxy asks for the object's status. The last known
+status is then never older than the change.
 """
 
 import asyncio
@@ -32,7 +32,6 @@ class Memory:
         self._digests: dict[tuple[str, str], tuple[int | None, Mark]] = {}
 
     async def run(self) -> None:
-        """Keep answers until cancelled."""
         while True:
             work = await self._queue.get()
             await asyncio.sleep(SETTLE_S)
@@ -44,14 +43,10 @@ class Memory:
                 self._queue.task_done()
 
     async def kept(self) -> None:
-        """Wait until all answers so far are kept."""
         await self._queue.join()
 
     def of_list(self, runtime: NodeRuntime, call: str, body: bytes, begun: Mark) -> None:
-        """Keep a complete list. If several answers of the same list wait, only the last is kept.
-
-        An unchanged list costs little.
-        """
+        """Keep a complete list. If several answers of the same list wait, only the last is kept."""
         key = (runtime.name, call)
         if self._kept.get(key) == (body, begun) and begun.quiet:
             return
@@ -70,7 +65,6 @@ class Memory:
             del self._lists[key]
 
     def of_whole(self, runtime: NodeRuntime, call: str, body: bytes) -> None:
-        """Keep a complete answer as one entry."""
 
         async def keep() -> None:
             entry = messages.whole(call, body)
@@ -79,7 +73,6 @@ class Memory:
         self._put(keep)
 
     def of_status(self, runtime: NodeRuntime, of: calls.Of, body: bytes) -> None:
-        """Keep the status of a sandbox or container."""
         self._put(lambda: runtime.restate(of, body))
 
     def of_change(self, runtime: NodeRuntime, of: calls.Of, field: str, key: str) -> None:
@@ -94,10 +87,7 @@ class Memory:
         self._put(keep)
 
     def _put(self, work: Work) -> bool:
-        """Queue work; return False if the queue is full.
-
-        Then the work is lost, and its state is kept with the next list.
-        """
+        """Queue work; return False if the queue is full. The next list then has the lost state."""
         try:
             self._queue.put_nowait(work)
         except asyncio.QueueFull:

@@ -17,8 +17,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 class NodeCalls:
     """The handlers of the calls about the node.
 
-    During a restart of the runtime of containers, Status is refused for up to `grace_s`. So a short
-    restart makes no condition false.
+    During a restart of the runtime of containers, Status is refused for up to `grace_s`. A short
+    restart then makes no condition false.
     """
 
     def __init__(self, runtimes: Runtimes, memory: Memory, grace_s: float) -> None:

@@ -1,7 +1,7 @@
 """Finds the runtime of a sandbox, a container or a pod.
 
-Each runtime's last lists show which ids it has. For an id that no list has, the runtimes are asked,
-because the proxy's state may be new, and clients may shorten ids.
+Each runtime's last lists show which ids it has. For an id that no list has, the runtimes are asked:
+the proxy's state may be new, and clients may shorten ids.
 """
 
 from virtbus.criproxy.core import calls
@@ -24,8 +24,8 @@ class Owners:
     async def find(self, of: calls.Of, key: str) -> NodeRuntime:
         """Return the runtime of an id.
 
-        For an unknown id, this is the runtime of containers. It answers as CRI demands: with
-        success to a stop or removal, and with NOT_FOUND to other calls.
+        An unknown id counts as one of the runtime of containers. That runtime answers as CRI
+        demands: success to a stop or removal, and NOT_FOUND to other calls.
 
         Raises:
             VirtbusError: 503 `list_unknown`: a runtime that may have the id is away.
@@ -41,13 +41,11 @@ class Owners:
         return self._runtimes.containers
 
     def removed(self, key: str, owner: NodeRuntime) -> None:
-        """Note the runtime that had a removed id."""
         self._removed[key] = owner
         while len(self._removed) > REMEMBERED:
             del self._removed[next(iter(self._removed))]
 
     def of_pod(self, uid: str) -> Name | None:
-        """Return the runtime that has a sandbox of a pod; None if no runtime has one."""
         for one in self._runtimes:
             listed = one.entries(calls.LIST["sandbox"]).values()
             if uid and any(sandbox.pod_uid == uid for sandbox in listed):

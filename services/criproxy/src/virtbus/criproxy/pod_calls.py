@@ -32,8 +32,8 @@ class PodCalls:
     async def run(self, call: Call) -> bytes:
         """Pass RunPodSandbox to the runtime that the RuntimeClass or annotation determines.
 
-        The new sandbox is added to the runtime's last list before the client gets the answer. So no
-        later list lacks the sandbox.
+        The new sandbox is added to the runtime's last list before the client gets the answer, so
+        that no later list lacks the sandbox.
 
         Raises:
             VirtbusError: 400 `runtime_unknown`, `runtime_unclear`, `request_unreadable`.
@@ -98,6 +98,6 @@ class PodCalls:
 
 
 async def _add(runtime: NodeRuntime, call: str, made: Entry) -> None:
-    """Add a new sandbox or container to a list. A repeated call may have added it already."""
+    """Add a new sandbox or container to a list. A repeated call may have added the entry before."""
     if made.key not in runtime.entries(call):
         await runtime.last[call].put(made)

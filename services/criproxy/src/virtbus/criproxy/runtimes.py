@@ -37,7 +37,7 @@ class Mark(NamedTuple):
 
 
 class NodeRuntime:
-    """One runtime. `away` is the reason why it does not answer, or empty if it answers."""
+    """One runtime. `away` is the reason why the runtime does not answer; empty if it answers."""
 
     def __init__(
         self, name: Name, client: RuntimeClient, folder: AnswerFolder, limit_s: float
@@ -52,21 +52,18 @@ class NodeRuntime:
         self.last: dict[str, LastAnswers] = {call: folder.kind(name, call) for call in kept}
 
     def load(self) -> None:
-        """Read the last answers from the disk."""
         for call, last in self.last.items():
             last.load(_reader(call))
 
     # --- calls ----------------------------------------------------------------------------
     async def passed(self, call: Call) -> bytes:
-        """Return the runtime's answer; raises CallFailedError with the runtime's own error."""
         path = calls.PATHS[call.name]
         return await self.client.call(path, call.body, call.left_s, call.metadata)
 
     async def told(self, call: Call, no_answer: frozenset[str] = NO_ANSWER) -> bytes | None:
-        """Return the answer to a call that changes nothing.
+        """Return the answer to a call that changes nothing; None if the runtime is away.
 
-        Return None if the runtime answers with a status of `no_answer`, or takes too long. Then the
-        runtime counts as away.
+        The runtime counts as away if it answers with a status of `no_answer`, or takes too long.
 
         Raises:
             CallFailedError: another error of the runtime.
@@ -102,7 +99,6 @@ class NodeRuntime:
         return self.last[call].all
 
     def last_list(self, call: str) -> dict[str, Entry]:
-        """Return the last list; raises VirtbusError 503 `list_unknown` if no list is known."""
         if not self.last[call].known:
             message = (
                 f"{self.away or f'the runtime of {self.name} does not answer'}, and its last "
@@ -113,7 +109,6 @@ class NodeRuntime:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Count a change of the lists as running while the context is open."""
         self._changing += 1
         try:
             yield
@@ -122,7 +117,6 @@ class NodeRuntime:
             self._turn += 1
 
     def mark(self) -> Mark:
-        """Return the changes at this time, for a call for a list that begins now."""
         return Mark(self._turn, not self._changing)
 
     async def remember(self, call: str, entries: dict[str, Entry], begun: Mark) -> None:
@@ -141,7 +135,6 @@ class NodeRuntime:
                 await statuses.drop(statuses.all.keys() - entries.keys())
 
     async def forget(self, of: calls.Of, key: str) -> None:
-        """Drop a removed sandbox with its containers, or a removed container."""
         inside = [key]
         if of == "sandbox":
             containers = self.entries(calls.LIST["container"])
@@ -174,7 +167,6 @@ class Runtimes(NamedTuple):
     vms: NodeRuntime
 
     def named(self, name: Name) -> NodeRuntime:
-        """Return a runtime by its name."""
         return self.vms if name == VMS else self.containers
 
 
@@ -191,7 +183,6 @@ def open_runtimes(
 
 
 def _reader(call: str) -> Read:
-    """Return the reader of the stored answers of a call."""
     if call in calls.LISTS:
         return lambda raw: messages.stored(call, raw)
     if call in WHOLE:

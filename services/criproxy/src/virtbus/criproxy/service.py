@@ -38,7 +38,7 @@ class CriProxy:
         self.memory = Memory()
 
     async def run(self) -> None:
-        """Serve until cancelled. Both runtimes may be away from the beginning.
+        """Serve until cancelled, also while the runtimes are away.
 
         Raises:
             VirtbusError: 409 `criproxy_running`, `socket_taken`.

@@ -43,10 +43,8 @@ class Settings(ServiceSettings):
 
     @property
     def socket(self) -> Path:
-        """Return the path of the socket for kubelet."""
         return self.listen or self.run_dir / "criproxy.sock"
 
     @property
     def vm_socket(self) -> Path:
-        """Return the path of the socket of virtbus-cri."""
         return self.vm_runtime or self.run_dir / "cri.sock"

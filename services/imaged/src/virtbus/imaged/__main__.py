@@ -13,9 +13,9 @@ from virtbus.imaged.service import Imaged
 from virtbus.imaged.settings import Settings
 
 LOOKUP_THREADS = 64
-"""Threads for DNS look-ups. A look-up cannot be cancelled. Without an answer, it keeps its thread
-for about half a minute after its pull has failed. By default, asyncio has only four threads more
-than CPUs, so a few such look-ups would delay all others."""
+"""Threads for DNS look-ups. A look-up cannot be cancelled: without an answer, it keeps its thread
+for about half a minute after its pull has failed. asyncio's default is only four threads more than
+CPUs: a few such look-ups would delay all other look-ups."""
 
 
 async def serve(settings: Settings) -> None:

@@ -60,7 +60,6 @@ class BackupChecks:
         return self._jobs.slots
 
     async def opened(self, backup: str, disk: str) -> OpenedSource:
-        """Open a disk of a backup; raises the errors of `opened_disk`."""
         return await self._parts.threads.run(opened_disk, self._parts.directory, backup, disk)
 
     # --- the job ------------------------------------------------------------------------------
@@ -98,7 +97,6 @@ class BackupChecks:
         log.info("backup %s verified", want.backup, extra={"code": "backup_verified"})
 
     async def _read(self, descriptor: int, of: BackupDisk, job: Job) -> str:
-        """Read a file of a backup; return its problem, or "" if the file is intact."""
         threads = self._parts.threads
         try:
             await threads.run(check_file, descriptor, of)

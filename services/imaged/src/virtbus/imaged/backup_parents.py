@@ -12,7 +12,7 @@ def parent_of(
 ) -> tuple[BackupManifest | None, str]:
     """Return the parent of an increment, or None and the reason for a full backup.
 
-    `disks` are the VM's disks now. `bitmaps` are the usable bitmaps that all these disks have.
+    `disks` are the VM's disks now. `bitmaps` are the usable bitmaps that all `disks` have.
     """
     if want.mode is BackupMode.FULL:
         return None, "it was requested"
@@ -31,7 +31,6 @@ def parent_of(
 def _unfit(
     files: BackupFiles, parent: BackupManifest, want: BackupWork, disks: tuple[BackupDisk, ...]
 ) -> str:
-    """Return the reason why no increment can rest on `parent`; empty if an increment can."""
     if parent.depth + 1 >= want.chain:
         return f"the chain has {parent.depth + 1} backups"
     known = {one.name: one for one in parent.disks}

@@ -61,7 +61,7 @@ Pusher = Callable[
 
 @dataclass(frozen=True, slots=True)
 class BackupParts:
-    """The parts of imaged that backups use.
+    """The components of imaged that backups use.
 
     `staged` is the space for staged files, `stored` the space of the backup directory.
     """
@@ -129,7 +129,7 @@ class Backups:
         if (found := await self._done(want.id)) is not None:
             return found
         if want.bitmaps is not None:
-            async with self._staging.of(want.id):  # so repeats of a request hang in one thread
+            async with self._staging.of(want.id):  # repeats of a hung request use no more threads
                 return await self._stage(want)
         if not await threads.run(files.keep, want.id):
             raise _lost(want)
@@ -157,7 +157,6 @@ class Backups:
         return HeldBackups(items=() if found is None else (found,))
 
     async def expire_forever(self) -> None:
-        """Remove the remains of old attempts every EXPIRE_S; never returns."""
         parts = self._parts
         while True:
             what = parts.staging, parts.files, KEEP_S, self._jobs.ids
@@ -173,14 +172,14 @@ class Backups:
         return WorkState(state="done", done_bytes=size, total_bytes=size, message=_said(found))
 
     async def _done_or_refused(self, want: BackupWork) -> WorkState | None:
-        """Return the result; refuse a late request of another attempt than that of the files."""
+        """Return the result; refuse a late request if the files belong to another attempt."""
         found = await self._done(want.id)
         if found is None and want.live and await self._parts.threads.run(self._is_of_other, want):
             raise _lost(want)
         return found
 
     def _is_of_other(self, want: BackupWork) -> bool:
-        """Return True if the files are those of another attempt. Runs in a disk thread."""
+        """Return True if the files belong to another attempt. Runs in a disk thread."""
         try:
             draft = self._parts.directory.draft(want.id)
         except VirtbusError:
@@ -188,7 +187,7 @@ class Backups:
         return draft is not None and draft.attempt != want.attempt
 
     def _drop(self, want: BackupWork) -> None:
-        """Remove the files of a failed attempt, but not those of another. Runs in a disk thread."""
+        """Remove a failed attempt's files; another attempt's files stay. Runs in a disk thread."""
         if not self._is_of_other(want):
             self._parts.directory.drop(want.id)
 
@@ -203,7 +202,6 @@ class Backups:
             await self._made(want, job, self._copy_disk)
 
     async def _made(self, want: BackupWork, job: Job, write: Write) -> None:
-        """Write all disks of a backup, and publish the backup."""
         threads, files = self._parts.threads, self._parts.directory
         published = False
         try:
@@ -373,7 +371,6 @@ def _described(disk: BackupDisk, read: Digester) -> BackupDisk:
 
 
 def _said(made: BackupManifest) -> str:
-    """Return a text about a backup: its kind, and a remark."""
     kind = f"full: {made.full_because}" if not made.parent else f"increment on {made.parent}"
     return f"{kind}; {made.remark}" if made.remark else kind
 

@@ -1,4 +1,4 @@
-"""Decides: routes, filters, merged conditions. Values in, values out; it knows no gRPC.
+"""The proxy's decisions as pure functions: routes, filters, merged conditions.
 
-It reads no protobuf, waits for nothing and writes nothing.
+The functions know neither gRPC nor protobuf.
 """

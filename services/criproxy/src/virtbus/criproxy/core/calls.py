@@ -1,7 +1,7 @@
 """Lists the calls of CRI in tables, by their treatment. Every other call is refused.
 
-A call that is not in these tables is newer than this proxy. If such a call went to one of the
-runtimes, its answer would lack the pods of the other runtime. So the proxy answers UNIMPLEMENTED,
+A call that is not in these tables is newer than this proxy. If such a call went to only one
+runtime, its answer would lack the pods of the other runtime. So the proxy answers UNIMPLEMENTED,
 and kubelet uses the older calls.
 """
 
@@ -61,7 +61,7 @@ LISTS: dict[str, str] = {
     "ListPodSandboxMetrics": RUNTIME,
     "ListImages": IMAGES,
 }
-"""By call that lists: its service. The proxy's answer joins the lists of both runtimes."""
+"""The service of each list call. The proxy's answer joins the lists of both runtimes."""
 STREAMS: dict[str, str] = {
     "StreamPodSandboxes": "ListPodSandbox",
     "StreamContainers": "ListContainers",
@@ -70,15 +70,16 @@ STREAMS: dict[str, str] = {
     "StreamPodSandboxMetrics": "ListPodSandboxMetrics",
     "StreamImages": "ListImages",
 }
-"""By call that lists in parts: the older call that lists in one answer.
+"""Maps each call that lists in parts to the older call that lists in one answer.
 
 On the wire, requests and answers of both calls are encoded in the same way (ADR 0058).
 """
 MEASURED = frozenset({"ListContainerStats", "ListPodSandboxStats", "ListPodSandboxMetrics"})
-"""Lists with a time in each element, so no two of them are equal."""
+"""Lists with a time in each element: two such lists are never equal."""
 
 FIRST = ("Version", "RuntimeConfig")
-"""Calls that go to the runtime of containers. While it is away, their last answers are served."""
+"""Calls that go to the runtime of containers. While that runtime is away, its last answers are
+served."""
 RUN, STATUS_OF_ALL, UPDATE_ALL = "RunPodSandbox", "Status", "UpdateRuntimeConfig"
 EVENTS = "GetContainerEvents"
 IMAGE_STATUS, PULL, REMOVE_IMAGE = "ImageStatus", "PullImage", "RemoveImage"

@@ -37,9 +37,9 @@ class Seen(NamedTuple):
 
 
 def merged(seen: Mapping[Name, Seen]) -> list[Condition]:
-    """Return the conditions for kubelet, one for each runtime, and the runtimes' other conditions.
+    """Return kubelet's conditions, the added condition of each runtime, and all other conditions.
 
-    The last conditions of a runtime that does not answer are left out, as they may be outdated.
+    If a runtime does not answer, its other conditions are left out: they may be outdated.
     """
     return [
         *_kubelets(seen[CONTAINERS]),

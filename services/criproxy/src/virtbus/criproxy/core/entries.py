@@ -1,7 +1,7 @@
 """Defines an entry of a list, selects entries by a filter, and joins entries to an answer.
 
-Every list of CRI is the first field of its answer. So in protobuf's encoding, an answer is a
-sequence of framed entries, and the bytes of two answers in a row are one answer with both lists.
+In every list answer of CRI, the list is the first field. In protobuf's encoding, such an answer is
+a sequence of framed entries: the bytes of two answers in a row are one answer with both lists.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,10 +12,7 @@ _LIST_FIELD = b"\x0a"
 
 
 class Entry(NamedTuple):
-    """One element of a list. `raw` is its encoded message; the other fields are parts of it.
-
-    Filters and routes need these parts.
-    """
+    """One element of a list: the encoded message `raw`, and the parts for filters and routes."""
 
     key: str
     raw: bytes
@@ -37,7 +34,6 @@ class Wanted(NamedTuple):
 
     @property
     def everything(self) -> bool:
-        """Return True if the filter leaves out nothing."""
         return self == EVERYTHING
 
 

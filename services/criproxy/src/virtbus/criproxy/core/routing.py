@@ -42,12 +42,11 @@ class ImageAsked(NamedTuple):
 
     @property
     def of_vm(self) -> bool:
-        """Return True if a name of the image has the prefix of VMs' images."""
         return self.name.startswith(IMAGE_PREFIX) or self.given.startswith(IMAGE_PREFIX)
 
 
 def runtime_of_pod(asked: PodAsked, vm_handlers: tuple[str, ...]) -> Name:
-    """Return the runtime of a pod that is to be run.
+    """Return the runtime for a pod to run.
 
     Raises:
         VirtbusError: 400 `runtime_unknown`: the annotation names an unknown runtime. 400

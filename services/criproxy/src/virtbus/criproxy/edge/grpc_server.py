@@ -27,7 +27,7 @@ leaves calls for other clients."""
 STOP_S = 5.0
 OWN_KEYS = frozenset({"user-agent", "content-type", "te"})
 OWN_PREFIXES = ("grpc-", ":")
-"""Metadata that is not passed on, because gRPC writes its own: these keys and prefixes."""
+"""Keys of metadata, and beginnings of keys, that gRPC writes itself. They are not passed on."""
 
 STATUSES: Mapping[int, grpc.StatusCode] = {
     Code.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -137,7 +137,6 @@ def _call(name: str, body: bytes, context: Context) -> Call:
 
 
 async def _abort(context: Context, name: str, error: Exception) -> NoReturn:
-    """End a call with a runtime's own status, or with the status of the proxy's own error."""
     match error:
         case CallFailedError():
             status = grpc.StatusCode[error.code]

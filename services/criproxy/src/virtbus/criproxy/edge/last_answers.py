@@ -1,9 +1,9 @@
 """Keeps the last answers of a runtime, in memory and in one file for each kind of answer.
 
 The answers are served while the runtime does not answer. A file is replaced atomically, so a kill
-at any instant leaves the earlier or the later file. Each file has a checksum. So a file that a loss
-of power has damaged counts as unknown, and never as a short list. Written files are synced to the
-disk within about a second (SYNC_S).
+at any instant leaves the earlier or the later file. Each file has a checksum: a file that a loss of
+power has damaged counts as unknown, and never as a short list. Written files are synced to the disk
+within about a second (SYNC_S).
 """
 
 import asyncio
@@ -60,19 +60,16 @@ class LastAnswers:
         self.known = True
 
     async def put(self, entry: Entry) -> None:
-        """Add or replace one entry, and write the file."""
         self.all = {**self.all, entry.key: entry}
         await self._save()
 
     async def drop(self, keys: Iterable[str]) -> None:
-        """Remove entries, and write the file."""
         left = {key: one for key, one in self.all.items() if key not in set(keys)}
         if len(left) < len(self.all):
             self.all = left
             await self._save()
 
     async def replace(self, entries: dict[str, Entry]) -> None:
-        """Replace all entries; nothing is written if nothing changed."""
         if entries == self.all and self.known:
             return
         self.all, self.known = entries, True
@@ -110,13 +107,11 @@ class AnswerFolder:
             raise VirtbusError(Code.CONFLICT, "criproxy_running", message) from None
 
     def kind(self, runtime: str, call: str) -> LastAnswers:
-        """Return the answers of one call of a runtime; they are not loaded yet."""
         folder = self._folder / runtime
         folder.mkdir(mode=0o700, exist_ok=True)
         return LastAnswers(folder / call, self._writer, self._dirty)
 
     async def sync(self) -> None:
-        """Sync written files to the disk until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SYNC_S)
@@ -126,7 +121,6 @@ class AnswerFolder:
                 await to_end(loop.run_in_executor(self._writer, _sync, paths))
 
     def close(self) -> None:
-        """Finish all writes, and unlock the folder."""
         self._writer.shutdown()
         if self._lock >= 0:
             os.close(self._lock)

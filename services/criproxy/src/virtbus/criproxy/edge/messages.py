@@ -287,9 +287,9 @@ def conditions(answer: bytes) -> dict[str, Condition]:
 def status_answer(first: bytes, others: Iterable[bytes], merged: Iterable[Condition]) -> bytes:
     """Return the answer of Status with the merged conditions.
 
-    `first` is the answer of the runtime of containers; empty if this runtime has not answered. The
-    features are those of `first`. If several answers have a handler or an info of the same name,
-    only that of the earliest answer is kept.
+    `first` is the answer of the runtime of containers; empty if that runtime has not answered. The
+    features are those of `first`. Of several handlers or infos with the same name, the first is
+    kept.
 
     Raises:
         UnreadableError: an answer is no status.

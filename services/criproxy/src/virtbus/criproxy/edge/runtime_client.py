@@ -91,5 +91,4 @@ class RuntimeClient:
         return CallFailedError(error.code().name, text, trailing)
 
     async def aclose(self) -> None:
-        """End all calls, and close the connection."""
         await self._channel.close()

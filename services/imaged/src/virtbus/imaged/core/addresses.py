@@ -1,4 +1,4 @@
-"""Decides from which addresses images may be fetched: public ones, and those that a setting names.
+"""Decides from which addresses images may be fetched: public addresses, and addresses in a setting.
 
 An address is not public if IANA's special-purpose registries list it as not globally reachable, if
 it is multicast or reserved, or if Azure's metadata service has it. If an IPv6 address leads to an
@@ -32,7 +32,7 @@ _NOT_PUBLIC_V4 = tuple(
     )
 )
 _UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
-"""Global unicast. Loopback, link-local, unique local and multicast addresses are outside of it."""
+"""Global unicast. Loopback, link-local, unique local and multicast addresses are outside it."""
 _NOT_PUBLIC_V6 = tuple(
     ipaddress.IPv6Network(text)
     for text in (

@@ -76,7 +76,6 @@ class Archive:
         return None
 
     def _header(self) -> bytes:
-        """Return the next header, empty at the end."""
         header = self._take(BLOCK_BYTES, may_end=True)
         if header in {b"", _ZEROS}:
             return b""
@@ -88,7 +87,6 @@ class Archive:
         return header
 
     def data(self) -> Iterator[bytes]:
-        """Yield the rest of the current entry's data."""
         while self._data_bytes:
             piece = self._some(self._data_bytes)
             self._data_bytes -= len(piece)
@@ -132,7 +130,6 @@ class Archive:
         return self._take(size + -size % BLOCK_BYTES)[:size]
 
     def _some(self, most: int) -> bytes:
-        """Return at least one byte, at most `most`."""
         while not self._buffer:
             piece = next(self._pieces, None)
             if piece is None:

@@ -33,7 +33,7 @@ class Challenge(NamedTuple):
 
 
 def challenge_of(headers: Iterable[str]) -> Challenge | None:
-    """Return the first supported challenge, None if there is none."""
+    """Return the first supported challenge; None without a supported challenge."""
     for header in headers:
         scheme, _, rest = header.strip().partition(" ")
         if scheme.lower() == "bearer":

@@ -107,8 +107,9 @@ def decoded(raw: Iterator[bytes], max_bytes: int, max_ratio: int) -> Iterator[by
     A piece of decompressed content has at most 1 MiB.
 
     Raises:
-        DamagedError: `raw` cannot be decompressed, or has more than MAX_MEMBERS parts. Or its
-            content exceeds `max_bytes`, or 64 MiB plus `max_ratio` times the size of `raw`.
+        DamagedError: `raw` cannot be decompressed, or has more than MAX_MEMBERS parts. The error is
+            also raised if the content exceeds `max_bytes`, or 64 MiB plus `max_ratio` times the
+            size of `raw`.
     """
     done_bytes = read_bytes = 0
 
