@@ -1,6 +1,7 @@
 """Virtlet's objects of the cluster: image translations reach imaged, and settings this node."""
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -46,8 +47,11 @@ async def until(done: Callable[[], bool]) -> None:
 
 def names(folder: Path) -> dict[str, Any]:
     """Return the contents of imaged's folder by file name."""
-    here = folder / "run" / "image-names"
-    return {path.name: json.loads(path.read_text()) for path in here.glob("*.yaml")}
+    found = {}
+    for path in (folder / "run" / "image-names").glob("*.yaml"):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            found[path.name] = json.loads(path.read_text())
+    return found
 
 
 # --- image translations ---------------------------------------------------------------------
