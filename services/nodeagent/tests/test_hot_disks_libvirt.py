@@ -1,6 +1,7 @@
 """Volumes are attached to, grown in and detached from real guests, on each bus that can."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -133,6 +134,12 @@ class Guest:
         names = [name for name in self.record.volume_refs if f"-{name}.qcow2" in text]
         return {name: size_of(self.path(name)) for name in names}
 
+    async def monitor(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Send a command to QEMU, and return its answer."""
+        run = ["virsh", "qemu-monitor-command", f"vb-{self.record.uid}", json.dumps(command)]
+        answer: dict[str, Any] = json.loads(await asyncio.to_thread(subprocess.check_output, run))
+        return answer
+
     async def xml(self) -> str:
         run = ["virsh", "dumpxml", f"vb-{self.record.uid}"]
         return await asyncio.to_thread(subprocess.check_output, run, text=True)
@@ -222,6 +229,33 @@ async def test_a_full_guest_says_so_and_takes_the_disk_on_another_bus(guest: Gue
     assert await guest.synced() == {"v4": f"Attaching: {plug.NO_PORT}"}
     guest.wants(*many[:4], Disk(name="s", bus=DiskBus.USB))
     assert await guest.synced() == {}
+
+
+async def test_a_device_that_libvirt_does_not_know_is_replaced(guest: Guest) -> None:
+    """QEMU has the device of a volume, as after a kill of libvirtd in an attach."""
+    first, second = (Disk(name=name, bus=DiskBus.SCSI) for name in ("a", "b"))
+    guest.wants(first)
+    assert await guest.synced() == {}
+    guest.wants(first, second)
+    path = guest.path("b")
+    path.chmod(0o666)
+    file = {"driver": "file", "filename": str(path), "node-name": "libvirt-99-storage"}
+    disk = {"driver": "qcow2", "file": file["node-name"], "node-name": "libvirt-99-format"}
+    device = {"driver": "scsi-hd", "bus": "scsi0.0", "lun": 1, "drive": disk["node-name"]}
+    for command, arguments in (
+        ("blockdev-add", file),
+        ("blockdev-add", disk),
+        ("device_add", device | {"id": "ua-volume-b"}),
+    ):
+        answer = await guest.monitor({"execute": command, "arguments": arguments})
+        assert "error" not in answer, answer
+
+    async def settled() -> bool:
+        return await guest.synced() == {}
+
+    await eventually(settled)
+    assert "ua-volume-b" in await guest.xml()
+    assert set(await guest.capacities()) == {"a", "b"}
 
 
 async def test_a_kill_of_libvirtd_at_any_moment_ends_with_the_disks_of_the_record(

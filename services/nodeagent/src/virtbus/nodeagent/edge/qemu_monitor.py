@@ -14,12 +14,14 @@ from xml.etree import ElementTree
 import libvirt
 import libvirt_qemu
 
+from virtbus.nodeagent.core.disks import volume_alias
 from virtbus.nodeagent.core.guest_backups import Bitmap
 from virtbus.nodeagent.core.nics import netdev_id, nic_id
 from virtbus.schemas.errors import Code, VirtbusError
 
 _NODE = re.compile(r"libvirt-(\d+)-(format|storage)$")
 """libvirt's names of block nodes; the number is the `index` of a disk's source in its XML."""
+_VOLUME = re.compile(rf"{re.escape(volume_alias(''))}[^/]+")
 _DEVICES = "/machine/peripheral"
 """The path of the devices that have an id, in QEMU's object model."""
 _END_S = 10.0
@@ -48,15 +50,21 @@ def close_left(domain: libvirt.virDomain) -> None:
     the device may still use its node at that moment. QEMU then refuses to close the node, and
     libvirt does not try again. QEMU may refuse this function, too. So the caller checks that the
     file is closed, and otherwise calls again.
+
+    If libvirtd is killed in an attach, QEMU may have the device, and libvirt does not know it. Such
+    a device of a volume is removed first. Otherwise it would keep the lock of the volume's file.
     """
     found = _execute(domain, "query-named-block-nodes").get("return", [])
     nodes = [one["node-name"] for one in found]
     sources = ElementTree.fromstring(domain.XMLDesc()).iter("source")  # noqa: S314  libvirt's own
     named = {source.get("index") for source in sources}
-    for node in sorted(nodes):  # a format's node before the node of its file
-        made = _NODE.match(node)
-        if made and made[1] not in named:
-            _execute(domain, "blockdev-del", **{"node-name": node})
+    left = {node for node in nodes if (made := _NODE.match(node)) and made[1] not in named}
+    for device in _execute(domain, "query-block").get("return", []):
+        alias = _VOLUME.search(device.get("qdev") or "")
+        if alias and device.get("inserted", {}).get("node-name") in left:
+            _execute(domain, "device_del", id=alias[0])
+    for node in sorted(left):  # a format's node before the node of its file
+        _execute(domain, "blockdev-del", **{"node-name": node})
 
 
 class UsedFile(NamedTuple):
