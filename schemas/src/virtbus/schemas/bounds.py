@@ -1,8 +1,8 @@
 """Size limits of stored values by kind, for requests, writers and readers (ADR 0027).
 
 A value grows between its admission and its last write. So each step has a larger limit than the
-step before: accepted < written < read. The largest view of a VM (record and status) fits in one
-message, even if JSON writes six bytes for each byte.
+step before: accepted < written < read. The largest written record and status of a VM fit in one
+message together, even if JSON escapes each byte in six characters.
 """
 
 from typing import NamedTuple
@@ -39,8 +39,8 @@ STATUS = Bound("status", 16 * KIB, 32 * KIB)
 HEARTBEAT = Bound("heartbeat", 24 * KIB, 64 * KIB)
 """500 heartbeats fit in the 16 MiB of the bucket `node`."""
 SMALL = Bound("small value", 20 * KIB, 32 * KIB)
-"""The values of this kind are name claims, join records, desired states of nodes, reserved sums,
-leases, image keys of a node, and operations.
+"""The values of this kind are name claims, join records, desired states of nodes, the sums of
+resources that VMs reserve on a node, leases, image keys of a node, and operations.
 """
 VOLUME = Bound("volume", VOLUME_ACCEPTED_BYTES + 4 * KIB, 64 * KIB)
 """Writes after admission add the node, 16 holders and request ids: less than 3 of the 4 KiB."""

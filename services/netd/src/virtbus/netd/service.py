@@ -292,8 +292,8 @@ class Netd:
 async def _newest(work: RecordWorker[NetReady], record: VmRecord) -> VmRecord:
     """Return a VM's record from the bus, or `record` if the bus has only an older record.
 
-    After the record, netd also has all keys that were written before it, such as those of security
-    groups. An older record in a late request has no effect.
+    When netd has received the record, it has also received all keys that were written before the
+    record, such as keys of security groups. An older record in a late request has no effect.
 
     Raises:
         VirtbusError: 503 `record_late`: the record did not come within CATCH_UP_S.

@@ -32,7 +32,7 @@ class GivenAddresses:
         self._taken.setdefault(network, set()).add(address)
 
     def purge(self, key: str, revision: int) -> None:
-        """Process the purge marker of an address's claim; ignore one of a name's claim."""
+        """Process the purge marker of an address claim; ignore the purge marker of a name claim."""
         if not key.startswith(ADDRESS_KEYS):
             return
         self.forget(key)
@@ -60,7 +60,10 @@ class GivenAddresses:
         return self._freed.get(network, _NONE)
 
     def count(self, namespace: str | None = None) -> int:
-        """Return the number of claims of the network whose uid is `namespace`; None: of all."""
+        """Return the number of address claims of a network, or of all networks.
+
+        In the key of an address claim, the uid of the network has the place of the namespace.
+        """
         if namespace is None:
             return sum(map(len, self._taken.values()))
         return len(self.taken(namespace))

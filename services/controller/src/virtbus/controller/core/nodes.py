@@ -17,7 +17,7 @@ LEFT_FOR_S = 60.0
 TOGETHER_S = 10.0
 """Nodes fell silent together if their last heartbeats arrived within this time of each other."""
 BRAKE_SHARE = 3
-"""The brake goes on if more than n/BRAKE_SHARE of n nodes, and more than one, fell silent together.
+"""The brake is set if more than n/BRAKE_SHARE of n nodes, and more than one, fell silent together.
 The bus or the network has then probably failed."""
 
 BRAKE_ALARM = (

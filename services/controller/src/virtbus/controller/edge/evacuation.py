@@ -125,7 +125,7 @@ class Evacuations:
             await self._move(held, record, node, check, self._fence_of(record.node))
 
     async def _home(self, held: StoredVm, check: Check) -> None:
-        """End the evacuation of a VM on its own node if its volumes are still there (ADR 0087).
+        """End the evacuation of a VM and leave it on its node, if its volumes are there (ADR 0087).
 
         While a volume of the VM is moving, this method does nothing: `OffMoves` moves the VM
         together with its volumes.
@@ -194,7 +194,8 @@ class Evacuations:
     def _is_off(self, node: str, fence: Fence) -> bool:
         """Return True if the node sent no heartbeat in the SETTLE_S since the fence was seen.
 
-        A node that has come back keeps its VMs, even while it is fenced: its agent sees the fence.
+        If the node sends heartbeats again, its VMs are not moved: their guests may run, although
+        the node is fenced.
         """
         now_s = asyncio.get_running_loop().time()
         kept, since_s = self._fences.get(node, (None, now_s))

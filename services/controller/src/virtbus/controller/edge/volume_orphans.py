@@ -44,9 +44,9 @@ class VolumeOrphans:
 
         Raises:
             VirtbusError: 404 `no_volume_data`: the node has no such data, or cannot read the
-                reference. 503 `pool_gone`: a pool that the node cannot read may have the data.
-                409 `several_volumes`: several volumes have this name, and the request has no uid.
-                409 `held_on_node`: a VM without a record holds the volume.
+                reference. 503 `pool_gone`: a pool that the node cannot read may have it. 409
+                `several_volumes`: the name is of several volumes, and the request has no uid.
+            VirtbusError: 409 `held_on_node`: a VM without a record holds the volume.
             BusError: the node does not answer.
         """
         start = f"{want.namespace}.{want.name}."

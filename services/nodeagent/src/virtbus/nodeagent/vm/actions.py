@@ -135,7 +135,7 @@ class Actions:
         not `valid`: imaged answers only after all operations on the disks of the VM have ended."""
         self._again: dict[str, SmallEvent] = {}
         self._ended = SmallEvent()
-        """When set, the current `shutdown` or `destroy` stops repeating its request."""
+        """Set when the current `shutdown` or `destroy` must stop repeating its request."""
 
     # --- operations ------------------------------------------------------------------------------
     def _work(self, operation: Operation) -> Work:
