@@ -1,4 +1,4 @@
-"""Defines the simulator's settings: those of a nodeagent, and the number and size of nodes."""
+"""Defines the simulator's settings: all nodeagent settings, and the number and size of nodes."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Connects to libvirt's test driver, whose hosts exist only in this process and never block."""
+"""Connects to libvirt's test driver. Its hosts exist only in this process, and never block."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ def empty_host(path: Path) -> str:
 
 
 def hypervisor(path: Path) -> LibvirtHypervisor:
-    """Return the hypervisor of an empty host, whose description is written to `path`."""
+    """Return the hypervisor of an empty host. Write the host's description to `path`."""
     return LibvirtHypervisor(
         empty_host(path), starts_at_once=STARTS_AT_ONCE, calls=InlineCalls("libvirt")
     )
@@ -36,7 +36,7 @@ class InlineCalls(Threads):
         settled: Callable[[], None] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> Result:
-        """Return the result of `work`, or raise its exception, after `settled` and `ended` ran."""
+        """Run `work`, then `settled` and `ended`; return the result of `work`."""
         del timeout_s
         try:
             return work()

@@ -18,7 +18,7 @@ END_OF_FILE = "end of file"
 
 
 class ExportStreams:
-    """The endpoint of downloads. A stalled reader occupies its own slot only."""
+    """The endpoint of downloads. A stalled reader occupies only its own slot."""
 
     def __init__(self, bus: Bus, node: str, state_dir: Path, operations: OperationRunner) -> None:
         self._bus = bus
@@ -27,7 +27,7 @@ class ExportStreams:
         self._operations = operations
 
     def endpoint(self) -> Endpoint:
-        """Return the endpoint. Requests beyond its limit get 429 at once."""
+        """Return the endpoint, which answers requests above its limit with 429 at once."""
         subject = subjects.rpc(self._node, "agent", "export")
         return Endpoint("agent-export", subject, self._send, limit=READERS_AT_ONCE, backlog=0)
 

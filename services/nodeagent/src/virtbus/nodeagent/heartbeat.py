@@ -1,4 +1,4 @@
-"""Writes the node's heartbeat: every few seconds with a TTL, and at once on a change."""
+"""Writes the node's heartbeat with a TTL, every few seconds and at once on a change."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,8 @@ TTL_S = 15.0
 LEFT_TTL_S = 60.0
 GOODBYE_S = 1.0
 SILENT_S = 12.0
-"""Three intervals of the reports of imaged and netd. A service that is silent for longer counts as
-not ready."""
+"""Three intervals of the reports of imaged and netd. A service that is silent for longer is not
+ready."""
 SERVICES = ("imaged", "netd")
 
 
@@ -59,23 +59,21 @@ class Heartbeat:
         self.pools = PoolsReport(bus, settings.node)
 
     def blind(self, why: str) -> None:
-        """Report why libvirt does not answer. An empty `why` means that libvirt answers again."""
+        """Report why libvirt does not answer; with an empty `why`, report that libvirt answers."""
         if self._blind != why:
             self._blind = why
             self._wake.set()
 
     def report(self, state: NodeState, message: str = "") -> None:
-        """Set the node's state, and a message about a problem, for the next heartbeat."""
         if (self.state, self._message) != (state, message):
             self.state, self._message = state, message
             self._wake.set()
 
     async def run(self) -> None:
-        """Send heartbeats; never returns by itself.
+        """Send heartbeats until cancelled.
 
-        If the agent ends by itself, also after an error, the last heartbeat has the state LEFT,
-        unless another instance holds the node. Silence without LEFT means that the agent was
-        killed, or that its host or network failed.
+        An agent that holds the node sends LEFT as its last heartbeat, also after an error. Silence
+        without LEFT means that the agent was killed, or that its host or network failed.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -83,12 +81,12 @@ class Heartbeat:
                 group.create_task(self._images.run())
                 group.create_task(self.pools.run())
                 while True:
-                    self._wake.clear()  # first: a change during the beat needs another beat
+                    self._wake.clear()  # cleared first: a change during a beat needs another beat
                     await self._beat()
                     await wait_for_event(self._wake, self._settings.heartbeat_s)
         finally:
             self.state = NodeState.LEFT
-            if self._own is None or self._own.held:  # otherwise another instance acts for the node
+            if self._own is None or self._own.held:  # no other instance acts for the node
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(GOODBYE_S):
                         await self._beat(ttl_s=LEFT_TTL_S)
@@ -207,7 +205,7 @@ class Heartbeat:
 
 
 def _urgent(report: ServiceReport) -> tuple[object, ...]:
-    """Return the parts of a report whose change triggers a heartbeat at once."""
+    """Return the fields of a report whose change triggers a heartbeat at once."""
     own = report.networks, report.cni_plugins, report.links, report.tunnel, report.addresses
     more = report.bindings, report.link_mtus, report.quarantined_bytes
     return report.state.state, own, more

@@ -13,7 +13,7 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 PAUSE_S = 2.0
-"""The delay between two writes. Pulls come in bursts, and placement can wait."""
+"""Delay between two writes. Pulls come in bursts, and placement can wait."""
 
 
 class ImageReport:
@@ -27,13 +27,11 @@ class ImageReport:
         self._wake = asyncio.Event()
 
     def set_keys(self, keys: tuple[str, ...]) -> None:
-        """Set the keys of imaged's current images."""
         if keys != self._keys:
             self._keys = keys
             self._wake.set()
 
     async def run(self) -> None:
-        """Write the list on each change; never returns by itself."""
         stored: tuple[str, ...] | None = None
         while True:
             await self._wake.wait()
@@ -59,4 +57,4 @@ class ImageReport:
         try:
             return read(NodeImages, entry.value).keys
         except VirtbusError:
-            return ("unreadable",)  # differs from any report, so it is overwritten
+            return ("unreadable",)  # differs from every report, so `run` overwrites the list

@@ -1,9 +1,9 @@
 """Takes and renews the node's instance key, which gives one agent the right to act for the node.
 
 Everybody with the node's credentials can pull from the node's consumers. So an agent first takes
-`$KV.st.<node>._instance` by compare-and-set, and verifies it before each list of the watch. An
-agent that may not take the key starts nothing and ends nothing. It reports why, until a person
-decides.
+`$KV.st.<node>._instance` by compare-and-set, and verifies the key before each list of the watch. An
+agent that may not take the key starts and ends no guests. Such an agent reports the reason until a
+person decides which host runs the node.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from virtbus.schemas.wire import encode, read
 log = logging.getLogger(__name__)
 
 RENEW_S = 60.0
-"""The interval of renewals. Each is a synced write. The key is also verified before each list."""
+"""Interval of renewals. Each renewal is a synced write."""
 LOOK_S = 1.0
 REFUSED_LOOK_S = 5.0
 WAIT_REPORTED_S = 20.0
-"""Seconds before a wait is reported. After a reboot, it is normal to wait 15 s until the heartbeat
-of the last agent expires."""
+"""Time after which a wait is reported. After a reboot, a wait of 15 s is normal, because the
+heartbeat of the last agent must expire."""
 RIVAL_TTL_S = 60.0
 QUIET_S = 5.0
-"""Seconds without a heartbeat after which a holder counts as ended. This time is longer than a
-heartbeat's interval, because a restarted bus has no heartbeats at first."""
+"""Time without a heartbeat after which a holder counts as ended. The time is longer than the
+interval of heartbeats, because a restarted bus has no heartbeats at first."""
 STALE_READ_S = 0.2
 WHY = (
     "node {node} is not run by this host: {why}. Nothing is started or ended here. If {other} is "
@@ -46,19 +46,22 @@ class Lives(Protocol):
     """Stores instance ids in the state folder, and the holder of the node in the run directory."""
 
     def remember(self, instance: str) -> None:
-        """Store durably that a later instance may replace `instance`."""
+        """Store durably that a later instance of this folder may replace `instance`."""
 
     def disown(self) -> None:
         """Store durably that later instances of this folder may replace no earlier instance."""
 
     def tell(self, instance: str, why: str) -> None:
-        """Write for local services which instance holds the node, or why this one does not."""
+        """Write for local services the id of the node's holder, or why this agent does not hold it.
+
+        `instance` is "" in the second case.
+        """
 
 
 class Ownership:
     """One instance of the agent, and the node's instance key.
 
-    `on_replaced` is called at each refusal after a person has given the node to another host.
+    After a person has given the node to another host, `on_replaced` is called at each refusal.
     """
 
     def __init__(
@@ -81,14 +84,13 @@ class Ownership:
         self._since_ns = bus.sources.time_ns()
         self._revision = 0
         self._sent: set[str] = set()
-        """The tokens of the last confirmed write, and of later writes with unknown result."""
+        """The tokens of the last confirmed write, and of later writes with an unknown result."""
         self._quiet_since_s: float | None = None
         self._refused_s: float | None = None
         self._reported_why = ""
 
     # --- acquire ---------------------------------------------------------------------------------
     async def claim(self) -> None:
-        """Return once this instance holds the key."""
         self._lives.remember(self.me.instance)
         while True:
             try:
@@ -97,7 +99,7 @@ class Ownership:
                     break
                 await self._refused(step, why)
             except ConflictError:
-                continue  # another agent was first: check again
+                continue  # another agent has just written the key
             except BusError as error:
                 log.warning(
                     "cannot take the node's key: %s", error, extra={"code": "instance_waits"}
@@ -110,10 +112,10 @@ class Ownership:
         log.info("this host runs node %s", self._node, extra={"code": "instance_held"})
 
     async def _try(self) -> tuple[InstanceAction, str]:
-        """Decide once about the key, and take it if allowed.
+        """Decide once about the key, and take the key if this agent may.
 
         Raises:
-            ConflictError: the key changed meanwhile.
+            ConflictError: the key changed after it was read.
         """
         entry = await self._bus.get(self._key)
         holder = self._holder(entry)
@@ -139,7 +141,7 @@ class Ownership:
     def _holder(self, entry: Entry | None) -> Instance | None:
         """Return the key's value; None if the key has no value.
 
-        The value's `instance` is empty if the value is unreadable or names another node.
+        If the value is unreadable or names another node, return an Instance with an empty id.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
             return None
@@ -162,7 +164,7 @@ class Ownership:
     async def _heard(self, holder: Instance) -> bool:
         """Return True if the holder may still run.
 
-        False if its last heartbeat says LEFT, or if there was no heartbeat for `QUIET_S`.
+        Return False if its last heartbeat says LEFT, or if the node was silent for `QUIET_S`.
         """
         entry = await self._bus.get(subjects.node_record(self._node))
         now_s = asyncio.get_running_loop().time()
@@ -199,7 +201,6 @@ class Ownership:
 
     # --- refused ---------------------------------------------------------------------------------
     async def _refused(self, step: InstanceAction, why: str) -> None:
-        """Report a refusal to the log, systemd, local services, and controllers."""
         now_s = asyncio.get_running_loop().time()
         self._refused_s = now_s if self._refused_s is None else self._refused_s
         if step is InstanceAction.WAIT and now_s - self._refused_s < WAIT_REPORTED_S:
@@ -218,7 +219,7 @@ class Ownership:
 
     # --- renew -----------------------------------------------------------------------------------
     async def keep(self) -> None:
-        """Renew the key periodically; never returns.
+        """Renew the key periodically, until cancelled.
 
         Raises:
             VirtbusError: 409 `second_instance`: another instance has the key.
@@ -235,7 +236,7 @@ class Ownership:
 
         Raises:
             VirtbusError: 409 `second_instance`: another instance has the key.
-            BusError: the result is unknown; the caller calls again.
+            BusError: the result is unknown. The caller repeats the call.
         """
         while True:
             try:
@@ -251,7 +252,7 @@ class Ownership:
             await self._again(entry, holder)
 
     async def _again(self, entry: Entry | None, holder: Instance | None) -> None:
-        """Handle a changed key: the bus lost the last write, or another instance took the key."""
+        """Handle a changed key: the bus lost the last write, or another agent wrote the key."""
         if entry is not None and holder is not None and holder.instance == self.me.instance:
             if entry.revision != self._revision:
                 self._lose(holder)  # a copy of this instance, with its id, wrote the key

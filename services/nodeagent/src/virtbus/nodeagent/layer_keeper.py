@@ -1,7 +1,7 @@
-"""Protects layers in the file system, and removes those that nothing needs (ADR 0061).
+"""Protects layers in the file system, and removes unneeded layers (ADR 0061).
 
-imaged decides, because it knows all disks. The agent acts, because only root can: libvirt gives the
-files that QEMU opens to QEMU's user, and a protected layer is immutable.
+imaged decides which layers are unneeded, because it knows all disks. The agent removes them, which
+needs root: libvirt gives files of QEMU to QEMU's user, and a protected layer is immutable.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from virtbus.schemas.wire import validate
 log = logging.getLogger(__name__)
 
 SWEEP_S = 30.0
-"""Interval of the search for layers that nothing needs, while there are layers."""
+"""Interval of the search for unneeded layers."""
 ASK_S = 30.0
 
 
@@ -30,11 +30,9 @@ class LayerKeeper:
         self._new = asyncio.Event()
 
     def wake(self) -> None:
-        """Protect new layers now."""
         self._new.set()
 
     async def run(self) -> None:
-        """Work until cancelled."""
         while True:
             await wait_for_event(self._new, SWEEP_S)
             self._new.clear()

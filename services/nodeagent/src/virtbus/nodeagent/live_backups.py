@@ -1,8 +1,8 @@
 """Makes backups of running guests: imaged keeps the files, libvirt controls the guest (ADR 0068).
 
-Only the agent's memory knows if QEMU has written all files. A restart of the agent loses this, so
-the next agent lets imaged stage the files again. If imaged has stored the backup already, imaged's
-next answer says so.
+The fact that QEMU has written all files is only in the agent's memory. After a restart of the
+agent, imaged stages the files again. If imaged has already stored the backup, its next answer has
+the state `done`.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ Ask = Callable[[BackupWork], Awaitable[WorkState]]
 
 @dataclass
 class _Push:
-    """A push that this agent has begun, and its progress."""
+    """A push that this agent has begun."""
 
     uid: str
     attempt: str
@@ -48,22 +48,22 @@ class LiveBackups:
     def __init__(self, tools: AgentPorts) -> None:
         self._tools = tools
         self._pushes: dict[str, _Push] = {}
-        """The pushes that this agent has begun, by the id of the backup."""
+        """By the id of the backup."""
 
     def begun(self, backup: str) -> bool:
-        """Return True if this agent has let QEMU begin a backup."""
+        """Return True if this agent has let QEMU begin the backup."""
         return backup in self._pushes
 
     async def ensure(self, work: BackupWork, guest: ActorState | None, ask: Ask) -> WorkState:
-        """Do the next step; return imaged's state. `guest` is None once the guest has ended.
+        """Do the next step; return imaged's state. `guest` is None if the guest has ended.
 
         Raises:
-            VirtbusError: 409 `guest_ended`: the guest ended before QEMU had written all files. 409
-                `push_failed`: QEMU failed to write them. 409 `disk_not_switchable`: the guest lacks
-                a disk, or libvirt does not know it. 409 `layers_differ`: libvirt names other files
-                than the guest uses. The errors of imaged and libvirt. After these errors, the work
-                is cancelled. 503 `guest_unknown`, `recovering`: the work stays, and the caller
-                repeats the step.
+            VirtbusError: 503 `guest_unknown`, `recovering`: the caller repeats the step. After all
+                other errors, the work is cancelled. 409 `guest_ended`: the guest ended before QEMU
+                had written all files. 409 `push_failed`: QEMU failed to write the files. 409
+                `disk_not_switchable`: the guest lacks a disk, or libvirt does not know the disk.
+                409 `layers_differ`: libvirt names files that the guest does not use. Also the
+                errors of imaged and libvirt.
         """
         live = work.model_copy(update={"live": True})
         push = self._pushes.get(work.id)
@@ -77,7 +77,7 @@ class LiveBackups:
             state = await ask(live.model_copy(update=more))
         except VirtbusError as error:
             if error.reason not in LATER:
-                with contextlib.suppress(VirtbusError):  # the next backup removes what stays
+                with contextlib.suppress(VirtbusError):  # the next backup removes leftovers
                     await self.cancel(live, ask)
                 self._pushes.pop(work.id, None)
             raise
@@ -88,10 +88,10 @@ class LiveBackups:
         return state
 
     async def cancel(self, work: BackupWork, ask: Ask) -> WorkState:
-        """End the work, unless imaged has stored the backup; raises imaged's VirtbusError.
+        """End the work if imaged has not stored the backup; raise imaged's VirtbusError.
 
-        An earlier agent may have begun the work. If libvirt does not answer, QEMU keeps writing to
-        files that have no name any more, until the guest ends or its next backup begins.
+        An earlier agent may have begun the work. If libvirt does not answer, QEMU continues to
+        write to deleted files until the guest ends or its next backup begins.
         """
         push = self._pushes.get(work.id)
         if push is None or not push.written:
@@ -100,7 +100,7 @@ class LiveBackups:
             await self._tools.disks.unpin_backup(work.uid, work.id)
         state = await ask(work.model_copy(update={"do": "cancel"}))
         if state.state == "working":
-            return state  # the backup is being published
+            return state  # imaged is publishing the backup
         self._pushes.pop(work.id, None)
         if state.state == "none":
             with contextlib.suppress(VirtbusError):  # the next backup removes old bitmaps
@@ -127,7 +127,6 @@ class LiveBackups:
     async def _let_write(
         self, work: BackupWork, found: CopiedDisks, since: str, attempt: str
     ) -> None:
-        """Let QEMU begin to write the staged files."""
         uid, pins = work.uid, dict[str, str]()
         for name, target in found.targets.items():
             pins[target] = await self._tools.disks.pin_backup(uid, name, work.id)
@@ -139,24 +138,24 @@ class LiveBackups:
                 await self._tools.backups.begin(uid, pins, since, bitmap_name(work.id))
         except VirtbusError as error:
             if error.reason == UNKNOWN:
-                del self._pushes[work.id]  # the next round ends what QEMU may have begun
+                del self._pushes[work.id]  # the next call ends a backup that QEMU may have begun
             raise
         finally:
             if not push.remark:
                 await brief_freezes.thaw(self._tools.freezes, uid, "the backup has begun")
 
     async def _written(self, backup: str, push: _Push) -> bool:
-        """Return True once QEMU has written all files, so that imaged can read them.
+        """Return True if QEMU has written all files, so that imaged can read them.
 
         Raises:
-            VirtbusError: 409 `push_failed`: QEMU failed to write them. 409 `guest_ended`: the guest
-                has ended. 503 `guest_unknown`: nobody knows if QEMU has written all files.
+            VirtbusError: 409 `push_failed`: QEMU failed to write the files. 409 `guest_ended`: the
+                guest has ended. 503 `guest_unknown`: it is unknown if QEMU has written all files.
         """
         with asked_again():
             found = await self._tools.backups.progress(push.uid)
         if found.state == "none":
             raise guest_ended()
-        if found.state == "lost":  # libvirtd, or the guest, was started again
+        if found.state == "lost":  # libvirtd or the guest was restarted
             del self._pushes[backup]
             message = "nobody knows if QEMU has written all files; the backup begins again"
             raise VirtbusError(Code.UNAVAILABLE, UNKNOWN, message)

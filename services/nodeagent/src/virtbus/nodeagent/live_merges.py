@@ -1,7 +1,7 @@
-"""Merges the layers below the disks of running guests, by QEMU's own copy (ADR 0080).
+"""Merges the layers below the disks of running guests with copy jobs of QEMU (ADR 0080).
 
-QEMU knows which files are below a disk, and how far a copy is. So the agent stores nothing, and can
-continue after its restart.
+QEMU reports the files below a disk and the progress of a copy. So the agent stores no progress, and
+can continue after its restart.
 """
 
 from collections.abc import Awaitable, Callable, Collection
@@ -26,25 +26,25 @@ Ask = Callable[[FlattenWork], Awaitable[WorkState]]
 
 @dataclass
 class _Merge:
-    """The merge of one VM, as far as this agent has carried it out."""
+    """The steps of one VM's merge that this agent has done."""
 
     begun: set[str] = field(default_factory=set)
     """The targets whose copies this agent has begun."""
     gone: set[str] = field(default_factory=set)
-    """Those targets of `begun` that were seen once without a copy, but still with layers."""
+    """The targets in `begun` that once had layers and no copy. libvirt may report a copy's end
+    late."""
     told: set[str] = field(default_factory=set)
-    """The names of the disks that imaged knows as merged."""
+    """The names of the disks that this agent has reported to imaged as merged."""
 
 
 class LiveMerges:
-    """Merges running guests of a node, one at a time, because each merge may fill the disk."""
+    """Merges one running guest of a node at a time, because each merge may fill the host's disk."""
 
     def __init__(self, tools: AgentPorts) -> None:
         self._tools = tools
         self._merges: dict[str, _Merge] = {}
 
     def keep(self, ids: Collection[str]) -> None:
-        """Forget the operations that are not among `ids`."""
         for id_ in self._merges.keys() - set(ids):
             del self._merges[id_]
 
@@ -54,10 +54,10 @@ class LiveMerges:
         The content that the guest sees never changes.
 
         Raises:
-            VirtbusError: 409 `layers_differ`: libvirt names other files than the guest uses. 409
-                `disk_not_switchable`: a disk is on nvme. 422 `copy_failed`: a copy ended early. The
-                errors of imaged and libvirt. After these errors, the copies are ended. 503
-                `guest_unknown`, `recovering`: the caller repeats the call.
+            VirtbusError: 503 `guest_unknown`, `recovering`: the caller repeats the call. After all
+                other errors, the copies are ended. 409 `layers_differ`: libvirt names files that
+                the guest does not use. 409 `disk_not_switchable`: a disk is on nvme. 422
+                `copy_failed`: a copy ended early. Also the errors of imaged and libvirt.
         """
         if work.do == "cancel":
             return await self._cancel(work, guest, ask)
@@ -70,11 +70,11 @@ class LiveMerges:
                 await self._cancel(work, guest, ask)
             except VirtbusError as second:
                 if second.reason in LATER:
-                    raise  # the next round finds the first error again
+                    raise  # the next call finds the first error again
             raise
 
     async def _cancel(self, work: FlattenWork, guest: ActorState, ask: Ask) -> WorkState:
-        """End all copies of the guest, also those of disks that its record does not have."""
+        """End all copies of the guest, also for disks that are not in its record."""
         try:
             await self._tools.layers.end_pulls(guest.record.uid)
         except VirtbusError as error:
@@ -89,7 +89,7 @@ class LiveMerges:
         _refuse_nvme(work, guest)
         with asked_again():
             pulls = await self._tools.layers.pulls(guest.record.uid)
-        seen = await self._look(guest)  # after `pulls`, so it shows the result of ended copies
+        seen = await self._look(guest)  # read after `pulls`, to see the result of ended copies
         if self._merges and work.id not in self._merges and not pulls:
             message = "another running VM of this node is merged first"
             return WorkState(state="working", step=MERGE, message=message)
@@ -116,17 +116,17 @@ class LiveMerges:
         return WorkState(state="working", step=MERGE, **sizes)
 
     async def _pull(self, uid: str, name: str, one: str, seen: GuestLayers, merge: _Merge) -> None:
-        """Begin the copy of a disk that has none.
+        """Begin the copy of a disk without a copy.
 
         Raises:
-            VirtbusError: 422 `copy_failed`: a copy of this disk was begun, and ended early.
+            VirtbusError: 422 `copy_failed`: an earlier copy of this disk ended early.
         """
         if one not in merge.begun:
             with asked_again():
                 await self._tools.layers.pull(uid, one, seen.image(one))
             merge.begun.add(one)
         elif one not in merge.gone:
-            merge.gone.add(one)  # libvirt may not know yet that the copy has ended
+            merge.gone.add(one)
         else:
             message = (
                 f"QEMU has ended the copy of the disk {name} before its end, and the disk still "
@@ -143,7 +143,7 @@ class LiveMerges:
         pulls: Collection[str],
         ask: Ask,
     ) -> None:
-        """Tell imaged which disks are merged. imaged cannot read headers while the guest runs."""
+        """Tell imaged which disks are merged. imaged cannot read a running guest's disk headers."""
         merged = {}
         for name, one in _targets(work, guest, seen).items():
             file = seen.named[one]
@@ -157,14 +157,14 @@ class LiveMerges:
         more = {"do": "ensure", "live": True, "disks": disks, "merged": merged}
         await ask(work.model_copy(update=more))
         merge.told |= merged.keys()
-        guest.image.reset()  # imaged reports no layers now
+        guest.image.reset()  # imaged now reports these disks without layers
 
     async def _look(self, guest: ActorState) -> GuestLayers:
         with asked_again():
             seen = await self._tools.layers.look(guest.record.uid)
-            if seen is not None and seen.differs:  # a disk may have been attached meanwhile
+            if seen is not None and seen.differs:  # a disk may have been attached during the look
                 seen = await self._tools.layers.look(guest.record.uid)
-        if seen is None:  # the guest has just ended, or libvirt has lost it and QEMU still copies
+        if seen is None:  # the guest has just ended, or is lost while its QEMU copies
             raise unknown("libvirt does not have it")
         return seen
 
@@ -172,7 +172,7 @@ class LiveMerges:
 def _names(work: FlattenWork, guest: ActorState) -> dict[str, str]:
     """Return the libvirt target of each disk of the work, by the disk's name.
 
-    Disks on nvme, and disks without an address yet, are left out.
+    Leave out disks on nvme and disks without an address.
     """
     found, wanted = {}, {disk.name for disk in work.disks}
     for disk in guest.record.spec.domain.devices.disks:
@@ -183,7 +183,6 @@ def _names(work: FlattenWork, guest: ActorState) -> dict[str, str]:
 
 
 def _targets(work: FlattenWork, guest: ActorState, seen: GuestLayers) -> dict[str, str]:
-    """Return the libvirt target of each disk that the guest has and can write to, by name."""
     return {name: one for name, one in _names(work, guest).items() if one in seen.named}
 
 
@@ -195,7 +194,7 @@ def _refuse_nvme(work: FlattenWork, guest: ActorState) -> None:
 
 
 def _left_out(work: FlattenWork, guest: ActorState, seen: GuestLayers) -> str:
-    """Return a remark about disks that are not merged; empty if all are merged."""
+    """Return a remark about disks that are not merged; "" if all are merged."""
     names, merged = _names(work, guest), _targets(work, guest, seen)
     others = [
         disk.name

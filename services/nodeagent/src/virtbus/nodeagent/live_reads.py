@@ -1,8 +1,7 @@
 """Lets running guests serve their disks over NBD, with the content of one instant (ADR 0079).
 
-Each reading is an operation on one VM. libvirt and QEMU know if a guest serves its disks now, and
-the operation's step says if the guest ever served them. So an agent that restarts can continue. A
-reading that has ended leaves no server, no file and no pin behind.
+Each reading is an operation on one VM. libvirt and QEMU report if a guest serves its disks now. The
+operation's step shows if the guest ever served its disks. So an agent can continue after a restart.
 """
 
 import logging
@@ -33,14 +32,14 @@ Ask = Callable[[ScratchWork], Awaitable[WorkState]]
 
 
 class Read(NamedTuple):
-    """A reading, and what the agent knows of its guest."""
+    """A reading, and the agent's knowledge of its guest."""
 
     op: OperationRecord
     status: OperationStatus
     work: BackupWork
-    """A backup's work, which names the disks of the VM."""
+    """The work of a backup, which names the disks of the VM."""
     guest: ActorState | None
-    """The running VM; None if the VM is off, or if nobody knows whether it runs."""
+    """The running VM; None if the VM is off, or if its state is unknown."""
     off: bool
     """True if no guest of the VM runs."""
 
@@ -53,19 +52,19 @@ class LiveReads:
         self._remarks: dict[str, str] = {}
         """The reasons why guests were not frozen, by the id of the reading."""
         self._failed: dict[str, VirtbusError] = {}
-        """The errors of readings that have not been ended yet, by the reading's id."""
+        """The errors of failed readings that must still be ended, by the reading's id."""
 
     async def ensure(self, read: Read, ask: Ask) -> WorkState:
-        """Do the next step, until QEMU serves the disks; return the state.
+        """Do the next step; return the state.
 
         Raises:
-            VirtbusError: 409 `guest_ended`: the guest serves its disks no longer. 409
-                `read_timeout`: the reader did not finish in time. 409 `no_parent`: the disks lack
-                the bitmap of the reading `since`. The disks cannot be served: 409
-                `disk_not_switchable`, because the guest lacks one or libvirt does not know it; 409
-                `layers_differ`, because libvirt names other files than the guest uses. The errors
-                of imaged and libvirt. After these errors, the reading is ended, and nothing of it
-                is left. 503 `guest_unknown`, `recovering`: the caller repeats the call.
+            VirtbusError: 503 `guest_unknown`, `recovering`: the caller repeats the call. After all
+                other errors, the reading is ended, without a server, file or pin. 409
+                `guest_ended`: the guest no longer serves its disks. 409 `read_timeout`: the reader
+                did not finish in time. 409 `no_parent`: the disks lack the bitmap of the reading
+                `since`. 409 `disk_not_switchable`: the guest lacks a disk, or libvirt does not know
+                the disk. 409 `layers_differ`: libvirt names files that the guest does not use.
+                Also the errors of imaged and libvirt.
         """
         op = read.op
         try:
@@ -84,7 +83,7 @@ class LiveReads:
         return WorkState(state="working", step=SERVE)
 
     async def cancel(self, read: Read, ask: Ask) -> WorkState:
-        """End the reading, and remove its bitmap; after a VirtbusError 503, the caller repeats."""
+        """End the reading, and remove its bitmap. Repeat the call after a VirtbusError 503."""
         state = await self._end(read, ask)
         with asked_again():
             await self._tools.backups.keep_only(read.op.uid, None, read_bitmap(read.op.id))
@@ -92,9 +91,9 @@ class LiveReads:
         return state
 
     async def end_unknown(self, known: Collection[str], busy: Collection[str]) -> bool:
-        """End the readings whose ids are not in `known`; return False if one has not ended.
+        """End the readings whose ids are not in `known`; return True if all of them have ended.
 
-        `busy` has the uids of VMs that are not known to be off.
+        `busy` has the uids of VMs that run or may run.
         """
         done = True
         for uid, id_ in await self._tools.disks.backup_pins():
@@ -127,7 +126,7 @@ class LiveReads:
             raise VirtbusError(Code.CONFLICT, "read_timeout", message)
         if not served:
             raise guest_ended()
-        return await ask(_scratch(op))  # imaged checks the free space
+        return await ask(_scratch(op))  # makes imaged check the free space
 
     async def _begin(self, read: Read, ask: Ask) -> None:
         op, backups, uid, since = read.op, self._tools.backups, read.op.uid, ""
@@ -172,8 +171,9 @@ class LiveReads:
     async def _end(self, read: Read, ask: Ask) -> WorkState:
         """End the server, and remove the files.
 
-        Raises VirtbusError 503 `guest_unknown` while libvirt is away, or has lost the guest. QEMU
-        may then still serve the disks.
+        Raises:
+            VirtbusError: 503 `guest_unknown`: libvirt is away, or has lost the guest. QEMU may then
+                still serve the disks.
         """
         op = read.op
         with asked_again():
@@ -192,7 +192,7 @@ def _scratch(op: OperationRecord, **more: object) -> ScratchWork:
 def _about(work: BackupWork) -> str:
     """Return the names of the disks, each with the uid of its volume.
 
-    A bitmap is in the volume's file, so it is of no use after a disk got another volume.
+    A bitmap is in the volume's file, so it is useless after a disk has got another volume.
     """
     return " ".join(sorted(map(_volume, work.disks)))
 

@@ -1,7 +1,7 @@
 """Takes snapshots of running guests: imaged keeps the files, libvirt controls the guest (ADR 0061).
 
-Each step can be repeated. The agent stores nothing: imaged has the journal of the snapshot, and
-QEMU says which files it uses.
+Each step can be repeated. The agent stores nothing, because imaged has the journal of the snapshot,
+and QEMU reports which files it uses.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 LAYER = STEPS["snapshot"][1].name
 UNKNOWN = "guest_unknown"
-"""The reason of an error after which the step is repeated."""
+"""The reason of an error after which the caller repeats the step."""
 Ask = Callable[[SnapshotWork], Awaitable[WorkState]]
 
 
@@ -44,23 +44,23 @@ class LiveSnapshots:
     """The snapshots of running guests on a node."""
 
     def __init__(self, tools: AgentPorts, made: Callable[[], None]) -> None:
-        """`made` is called when there are new layers."""
+        """`made` is called when a snapshot has made new layers."""
         self._tools = tools
         self._made = made
 
     async def ensure(self, work: SnapshotWork, guest: ActorState, ask: Ask) -> WorkState:
-        """Do the next steps, up to the end if nothing waits; return imaged's state.
+        """Do as many of the next steps as possible; return imaged's state.
 
         Raises:
-            VirtbusError: 409 `disk_not_switchable`: the guest lacks a disk, or libvirt does not
-                know it. 409 `layers_differ`: libvirt names other files than the guest uses. The
-                errors of imaged and libvirt. After these errors, the guest still uses its former
-                files. 503 `guest_unknown`: nobody knows which files the guest uses, so the caller
-                repeats the call.
+            VirtbusError: 503 `guest_unknown`: it is unknown which files the guest uses. The caller
+                repeats the call. After all other errors, the guest uses the same files as before.
+                409 `disk_not_switchable`: the guest lacks a disk, or libvirt does not know the
+                disk. 409 `layers_differ`: libvirt names files that the guest does not use. Also
+                the errors of imaged and libvirt.
         """
         one = self._switch(work, guest)
         seen = await self._look(guest)
-        if seen is None:  # the guest ended or is lost: imaged waits until no QEMU has a disk open
+        if seen is None:  # no guest or a lost guest; imaged waits until all QEMUs close the disks
             return await ask(one.work)
         words = ""
         if not seen.uses(one.pins):
@@ -75,16 +75,15 @@ class LiveSnapshots:
                     await self._back(one, ask)
                 raise
         state = await ask(one.work.model_copy(update={"switched": True}))
-        guest.image.reset()  # imaged reports other layers now
+        guest.image.reset()  # imaged now reports other layers
         self._made()
         return state.model_copy(update={"message": words})
 
     async def cancel(self, work: SnapshotWork, guest: ActorState, ask: Ask) -> WorkState:
-        """End the work, unless QEMU uses the new files already; raises VirtbusError as `ensure`."""
+        """End the work, or complete it if QEMU uses the new files. Raises as `ensure`."""
         return await self._back(self._switch(work, guest), ask)
 
     async def _back(self, one: _Switch, ask: Ask) -> WorkState:
-        """End the work, or complete it if QEMU uses the new files."""
         more = {"do": "cancel", "switched": await self._switched(one)}
         return await ask(one.work.model_copy(update=more))
 
@@ -95,7 +94,7 @@ class LiveSnapshots:
             disk.name
             for disk in record.spec.domain.devices.disks
             if disk.readonly or disk.device == "cdrom"
-        }  # the guest cannot change them
+        }  # the guest cannot change these disks
         disks = tuple(disk for disk in work.disks if _name(disk, record) not in fixed)
         names = {disk.name: _name(disk, record) for disk in disks}
         targets = targets_of(guest, set(names.values()))
@@ -110,11 +109,11 @@ class LiveSnapshots:
         return _Switch(guest, live, of_work, pins)
 
     async def _take(self, one: _Switch) -> str:
-        """Let QEMU take the new files; return why the guest was not frozen, empty if it was.
+        """Let QEMU take the new files; return why the guest was not frozen, "" if it was frozen.
 
         Raises:
-            VirtbusError: libvirt's error: QEMU does not use the new files, and never will. 503
-                `guest_unknown`: nobody knows now which files QEMU uses.
+            VirtbusError: 503 `guest_unknown`: it is unknown which files QEMU uses. After an error
+                of libvirt, QEMU does not use the new files, and never will.
         """
         uid = one.guest.record.uid
         error: VirtbusError | None = None
@@ -134,12 +133,12 @@ class LiveSnapshots:
         return words
 
     async def _switched(self, one: _Switch) -> bool:
-        """Return True if QEMU uses the new files.
+        """Return True if QEMU uses the new files; False if QEMU never will.
 
-        If it does not, it never will: their pins are removed before QEMU is asked.
+        The pins of the new files are removed first, so that QEMU cannot open these files later.
 
         Raises:
-            VirtbusError: 503 `guest_unknown`: nobody knows now which files QEMU uses.
+            VirtbusError: 503 `guest_unknown`: it is unknown which files QEMU uses.
         """
         uid = one.guest.record.uid
         for pin in one.pins.values():
@@ -164,7 +163,7 @@ class LiveSnapshots:
 
 
 def _refuse_old(one: _Switch, seen: GuestLayers) -> None:
-    """Raise 409 `layers_differ` if libvirt's XML names other files than QEMU uses.
+    """Raise 409 `layers_differ` if libvirt's XML names files that QEMU does not use.
 
     Raise 409 `disk_not_switchable` if the XML lacks a disk.
     """
@@ -180,7 +179,6 @@ def _refuse_old(one: _Switch, seen: GuestLayers) -> None:
 
 
 def _sized(one: _Switch, seen: GuestLayers) -> SnapshotWork:
-    """Return the work with the sizes that the guest sees."""
     disks = [
         disk.model_copy(update={"size_bytes": seen.used[seen.named[one.targets[disk.name]]]})
         for disk in one.work.disks
@@ -189,7 +187,7 @@ def _sized(one: _Switch, seen: GuestLayers) -> SnapshotWork:
 
 
 def _name(disk: SnapshotDisk, record: VmRecord) -> str:
-    """Return the name of a disk in the spec of the VM that has it."""
+    """Return the name of a snapshot's disk in the spec of the VM."""
     if disk.ref is None:
         return disk.name
     of = (name for name, ref in record.volume_refs.items() if ref.uid == disk.ref.uid)
@@ -200,8 +198,8 @@ def targets_of(guest: ActorState, names: set[str]) -> dict[str, str]:
     """Return the libvirt targets of the disks `names` of a running guest, by name.
 
     Raises:
-        VirtbusError: 409 `disk_not_switchable`: a disk is on nvme, or the guest does not have it.
-            503 `guest_unknown`: a disk is being attached.
+        VirtbusError: 409 `disk_not_switchable`: a disk is on nvme, or the guest lacks a disk. 503
+            `guest_unknown`: a disk is being attached.
     """
     spec, known = guest.record.spec, guest.observed.disks
     found, attached_soon = {}, []

@@ -1,11 +1,11 @@
 """Ends guests for the node's own container runtime while the bus is away.
 
-While the bus is away, nobody can change the record, which still says that the VM runs. So only VMs
-of the run strategy `Manual` are ended, because the agent starts no such guest a second time. The
-runtime changes the record when the bus is back.
+While the bus is away, nobody can change the record, in which the VM runs. So only VMs with the run
+strategy `Manual` are ended, because the agent does not start such a guest again. The runtime
+changes the record when the bus is back.
 
-An agent that was started while the bus is away has no actors. It then finds a VM's owner in the
-copy of the record on disk, and libvirt reports if the VM runs.
+If the agent was started while the bus is away, it has no actors. This module then reads the VM's
+owner from the copy of the record on disk, and asks libvirt if the VM runs.
 """
 
 import asyncio
@@ -31,27 +31,27 @@ LOOK_S = 0.1
 DESTROY_S = 20.0
 """Time limit for libvirt's report that a destroyed guest has ended."""
 START_S = 20.0
-"""Time limit for a start that is in progress. The agent would repeat a start that was cut off."""
+"""Time limit of the wait for a start in progress. The agent would repeat an interrupted start."""
 
 
 class LocalEnds:
-    """Answers requests of the node's container runtime, also before the agent reaches the bus."""
+    """Answers the node's container runtime, also before the agent has reached the bus."""
 
     def __init__(self, hypervisor: Hypervisor, freezes: Freezes, records: RecordFiles) -> None:
         self._hypervisor = hypervisor
         self._freezes = freezes
         self._records = records
         self.guests: Mapping[str, VmActor] = {}
-        """The agent's own map of uid to actor. It is empty until the agent has reached the bus."""
+        """The agent's actors, by uid. The map is empty until the agent has reached the bus."""
         self._running: set[asyncio.Future[None]] = set()
 
     async def end(self, want: LocalEnd) -> LocalEnded:
-        """End a guest: ask it by ACPI, and destroy it after its grace. Repeatable.
+        """Ask a guest by ACPI to end, and destroy it after its grace. The call can be repeated.
 
         Raises:
-            VirtbusError: 404 `vm_not_here`: the node has no such VM. 403 `not_its_vm`: the VM has
-                another owner, or another run strategy than `Manual`. 504 `end_slow`: the guest
-                still starts, or still runs after its destroy. An error of libvirt.
+            VirtbusError: 404 `vm_not_here`: the node has no such VM. 403 `not_its_vm`: the owner
+                differs, or the run strategy is not `Manual`. 504 `end_slow`: the guest still
+                starts, or still runs after its destroy. Also the errors of libvirt.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.add(done)
@@ -62,7 +62,6 @@ class LocalEnds:
             done.cancel()
 
     async def idle(self) -> None:
-        """Wait until no guest is being ended."""
         if self._running:
             await asyncio.wait(self._running)
 
@@ -86,10 +85,9 @@ class LocalEnds:
         return LocalEnded(last_exit=await self._last_exit(want.uid))
 
     async def _last_exit(self, uid: str) -> GuestExit | None:
-        """Return how a guest ended; None if that is unknown.
+        """Return the guest's exit; None if it is unknown.
 
-        Without an actor, libvirt says how. libvirt does not know when, so the time is the time of
-        this call.
+        Without an actor, the exit comes from libvirt, and its time is the time of this call.
         """
         guest = self.guests.get(uid)
         if guest is not None:

@@ -1,4 +1,4 @@
-"""Follows the two records of the node itself: its join record and its desired state (ADR 0014)."""
+"""Follows the node's join record and the node's desired state (ADR 0014)."""
 
 import logging
 
@@ -21,31 +21,31 @@ OTHER_BUS = (
 
 
 class JoinCheck:
-    """Decides if the bus is the one that the node joined, by the nonce in the bus' join record."""
+    """Compares the nonce in the bus' join record with the nonce of the bus that the node joined."""
 
     def __init__(self, files: RecordFiles) -> None:
         self._files = files
         self.nonce = ""
-        """The nonce in the node's join record on the bus; empty if the bus has no such record."""
+        """The nonce in the node's join record on the bus; "" if the bus has no such record."""
         self.trusted = False
-        """True once a complete list has the nonce that the node stores; otherwise VMs are held.
+        """True if the last complete list has the nonce that the node stores. If not, VMs are held.
 
-        Also true for a node that has joined no bus, if the bus has no join record of the node.
+        Also True if the node has joined no bus and the bus has no join record of the node.
         """
 
     def take(self, entry: Entry) -> None:
-        """Read the join record; raises VirtbusError if it is unreadable."""
+        """Read the join record; raise VirtbusError if the record is unreadable."""
         if entry.kind is EntryKind.PUT:
-            # If the record is unreadable, the bus is still the joined one: the nonce stays.
+            # A trusted bus stays trusted if its record becomes unreadable.
             if self.trusted:
                 self.nonce = self._files.nonce()
             self.nonce = read_stored(JoinNonce, entry.key, entry.value).nonce
             self.trusted = self.trusted and self.nonce == self._files.nonce()
 
     def synced(self) -> bool:
-        """Decide at the end of a list if the bus is trusted; log an error if not.
+        """Decide at the end of a list if the bus is trusted; log an error if it is not trusted.
 
-        A node that has joined no bus joins this bus, if the list has a join record.
+        If the node has joined no bus and the list has a join record, the node joins this bus.
         """
         joined = self._files.nonce()
         if joined == "" and self.nonce:
@@ -68,7 +68,7 @@ class NodeSpecFollower:
 
     @property
     def fence(self) -> str:
-        """Return why nothing is started here if the node is fenced (F25); otherwise empty."""
+        """Return the reason why the node starts no guest; "" if the node is not fenced (F25)."""
         node_spec = self._node_spec
         if node_spec is None or node_spec.fenced is None:
             return ""
@@ -76,9 +76,9 @@ class NodeSpecFollower:
 
     @property
     def closed(self) -> str:
-        """Return why no new VM is started on a cordoned or drained node; otherwise empty.
+        """Return the reason why a cordoned or drained node starts no new VM.
 
-        Empty also for a fenced node.
+        Return "" if the node is schedulable or fenced.
         """
         return (
             self._node_spec.closed
@@ -87,14 +87,13 @@ class NodeSpecFollower:
         )
 
     def reset(self) -> None:
-        """Begin a list. If it has no desired state, the node has none."""
         self._listed = False
 
     def take(self, entry: Entry) -> None:
-        """Take the bus' value. If it is unreadable, the last known value stays, so a fence stays.
+        """Take the value on the bus.
 
         Raises:
-            VirtbusError: the value is unreadable.
+            VirtbusError: the value is unreadable. The last known value stays, so a fence stays.
         """
         self._listed = True
         try:
@@ -106,10 +105,10 @@ class NodeSpecFollower:
         self._node_spec = None if node_spec is None or node_spec.idle else node_spec
 
     def synced(self) -> None:
-        """End the list."""
+        """End the list. A node without a value in the list has no desired state."""
         if not self._listed:
             self._node_spec = None
 
     def keep(self) -> None:
-        """Write the value of the joined bus to disk, so that a rebuilt bus can get it from here."""
+        """Write the value of the joined bus to disk, from where a rebuilt bus can get it."""
         self._files.set_node_spec(self._node_spec)

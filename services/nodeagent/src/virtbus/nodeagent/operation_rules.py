@@ -1,4 +1,4 @@
-"""Decides if an operation may begin, must wait, or must end, by the VMs of the node (ADR 0048)."""
+"""Decides from the states of VMs if an operation may begin, must wait, or must end (ADR 0048)."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,15 +15,15 @@ from virtbus.schemas.snapshot_rpc import SnapshotWork
 from virtbus.schemas.volume_ref import VolumeRef
 
 OFF = SETTLED - UP
-"""Phases in which no guest runs and none is being started or ended."""
+"""Phases in which no guest runs, starts or ends."""
 LEAVING = EVACUATING | {"ending"}
 GOING = "its VM is being deleted, or leaves this node"
 
 
 class Verdict(NamedTuple):
-    """The next step of an operation. If all fields are empty, the operation may be carried out.
+    """The decision on an operation. If all fields are empty, the operation may be carried out.
 
-    `waits` is the reason to wait, `ends` the reason to cancel it, `error` the error that fails it.
+    `waits` is the reason to wait, `ends` the reason to cancel, and `error` the reason to fail.
     """
 
     waits: str = ""
@@ -35,7 +35,7 @@ GO = Verdict()
 
 
 def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict on an operation that has not begun; `vms` are the VMs of the node."""
+    """Return the verdict on an operation that has not begun."""
     vms = list(vms)
     if guest_of(op, vms) is not None:
         return GO
@@ -54,14 +54,14 @@ def before(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
 def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
     """Return the running VM whose guest takes part in the operation.
 
-    None if no guest runs, if its VM leaves the node, or if operations of this kind need the VM to
-    be off.
+    Return None if no guest runs, if the VM leaves the node, or if this kind of operation needs a VM
+    that is off.
     """
     for vm in vms:
         of_vm = (vm.record.uid, vm.record.epoch) == _of_vm(op)
         held = {ref.uid for ref in vm.record.volume_refs.values()}
         of_volume = op.resource == "volume" and op.uid in held
-        of_volume &= op.kind != "flatten"  # only a request for the VM merges while it runs
+        of_volume &= op.kind != "flatten"  # merges a running VM only on a request for the VM
         kinds = {"snapshot", "backup", "serve", "flatten"}
         live = op.kind in kinds and vm.phase in UP and not _leaves(vm)
         if live and (of_vm or of_volume):
@@ -70,13 +70,13 @@ def guest_of(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | Non
 
 
 def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
-    """Return the verdict for a VM that is not off, and whose guest cannot take part."""
+    """Return the verdict for a VM that is on, and whose guest cannot take part."""
     name = vm.record.name
     if vm.phase == "new":
         return Verdict(waits="the agent compares host and records")
     if not vm.record.powered:
         return Verdict(waits=f"{name} is being stopped")
-    if vm.phase == "backing off":  # its next start may take the disks at any time
+    if vm.phase == "backing off":  # the VM's next start may use the disks at any time
         why = vm.observed.message or "its start fails"
         message = f"{name} does not start ({why}); `virtbus vm stop {name}`, then begin again"
         return _failed("vm_fails", message)
@@ -86,7 +86,7 @@ def _busy(op: OperationRecord, vm: ActorState) -> Verdict:
 
 
 def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict on a running operation. The VM's start waits until the operation ends."""
+    """Return the verdict on a running operation. A start of the VM waits until its end."""
     if not _of_vm(op):
         return GO
     vm = _found(op, vms)
@@ -94,7 +94,7 @@ def during(op: OperationRecord, vms: Iterable[ActorState]) -> Verdict:
 
 
 def is_off(op: OperationRecord, vms: Iterable[ActorState]) -> bool:
-    """Return True if no guest of the operation's VM runs: the VM is off, or has left the node."""
+    """Return True if the operation's VM is off, or has left the node."""
     vm = _found(op, vms)
     return vm is None or vm.phase in OFF
 
@@ -106,7 +106,7 @@ def _leaves(vm: ActorState) -> bool:
 def _of_vm(op: OperationRecord) -> tuple[str, int] | None:
     """Return the uid and epoch of the VM whose disks an operation uses.
 
-    None if the operation uses a volume object, an image or a backup instead.
+    Return None if the operation uses a volume object, an image or a backup.
     """
     if op.kind == "verify":
         return None
@@ -117,7 +117,7 @@ def _of_vm(op: OperationRecord) -> tuple[str, int] | None:
 
 
 def _found(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
-    """Return the VM whose disks an operation uses, if it still has the requested epoch."""
+    """Return the VM whose disks an operation uses; None if the VM has left or its epoch differs."""
     wanted = _of_vm(op)
     return next((vm for vm in vms if (vm.record.uid, vm.record.epoch) == wanted), None)
 
@@ -125,7 +125,7 @@ def _found(op: OperationRecord, vms: Iterable[ActorState]) -> ActorState | None:
 def _copied(op: OperationRecord) -> VolumeRef | None:
     """Return the volume that no guest may use during the operation.
 
-    For a fill it is the source, because no guest can use a volume before it is filled.
+    For a fill, that volume is the source. No guest can use the target before it is filled.
     """
     if op.kind == "fill":
         return op.source.volume if op.source is not None else None
@@ -133,9 +133,9 @@ def _copied(op: OperationRecord) -> VolumeRef | None:
 
 
 def _of_volume(ref: VolumeRef | None, vms: Iterable[ActorState]) -> Verdict:
-    """Return the verdict on a copy of a volume, or a restore into it.
+    """Return the verdict on a copy of a volume, or on a restore into it.
 
-    A VM that has the volume must be off.
+    All VMs with the volume must be off.
     """
     for vm in vms:
         used = {one.uid for one in vm.record.volume_refs.values()}
@@ -150,8 +150,8 @@ def _of_volume(ref: VolumeRef | None, vms: Iterable[ActorState]) -> Verdict:
 def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> SnapshotWork:
     """Return the work of imaged for a snapshot or a restore, with the VM's present disks.
 
-    `may_begin` is True while no guest uses the disks, or while a running guest takes part. imaged
-    needs this after its restart, because it has lost its locks.
+    `may_begin` is True if no guest uses the disks, or if a running guest takes part. imaged needs
+    `may_begin` after its restart, because it has lost its locks.
     """
     found = list(vms)
     if op.resource == "volume":
@@ -171,7 +171,7 @@ def snapshot_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Sn
 
 
 def flatten_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> FlattenWork:
-    """Return the work of imaged for a merge, with the present disks that may have layers."""
+    """Return the work of imaged for a merge, with the VM's present disks that may have layers."""
     found = list(vms)
     disks = [SnapshotDisk(name="disk", ref=op.ref)]
     if op.resource == "vm":
@@ -191,7 +191,7 @@ def flatten_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> Fla
 def backup_work(op: OperationRecord, do: str, vms: Iterable[ActorState]) -> BackupWork:
     """Return the work of imaged for a backup, with the VM's present disks.
 
-    Read-only disks, CD-ROM drives and seeds are left out.
+    Leave out read-only disks, CD-ROM drives and seeds.
     """
     found = list(vms)
     names = {"id", "uid", "namespace", "name", "node", "owner", "schedule", "mode", "chain"}

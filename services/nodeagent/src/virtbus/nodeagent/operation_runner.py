@@ -1,7 +1,7 @@
-"""Carries out the operations of a node's VMs and volumes, one at a time for each (ADR 0048).
+"""Carries out operations on a node's VMs and volumes; serial per VM or volume (ADR 0048).
 
 The runner is level-triggered: each round compares the operations on the bus with imaged's answers.
-So an agent that restarts continues the operations, and a repeated step changes nothing.
+So a restarted agent continues the operations, and a repeated step changes nothing.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ ROUND_S = 1.0
 ASK_S = 5.0
 REMEMBERED = 10_000
 LATER = frozenset({"recovering", UNKNOWN})
-"""Reasons of errors after which the step is repeated. Another error fails the operation."""
+"""Reasons of errors after which the step is repeated. All other errors fail the operation."""
 
 
 class _Held(NamedTuple):
@@ -57,7 +57,7 @@ class _Held(NamedTuple):
 
 
 class LiveWork(NamedTuple):
-    """The objects that handle the disks of running guests; each may be None in tests."""
+    """The objects that handle the disks of running guests. Tests may pass None."""
 
     snapshots: LiveSnapshots | None = None
     backups: LiveBackups | None = None
@@ -69,7 +69,7 @@ NO_LIVE_WORK = LiveWork()
 
 
 class OperationRunner:
-    """Carries out the operations of one node. A watch gives them to `take` and `list_*`."""
+    """Carries out the operations of one node. A watch calls `take` and the methods `list_*`."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class OperationRunner:
         live: LiveWork = NO_LIVE_WORK,
         disk_work: DiskWork | None = None,
     ) -> None:
-        """`ready` returns True once a list was complete and the bus is the node's own.
+        """`ready` returns True once a list is complete and the bus is the node's own.
 
-        `live` handles the disks of running guests. `disk_work` counts the requests to imaged.
+        `disk_work` counts the requests to imaged.
         """
         self._disk_work = disk_work or DiskWork()
         self._bus = bus
@@ -93,21 +93,21 @@ class OperationRunner:
         self._statuses = OperationStatuses(bus, node)
         self._held: dict[str, _Held] = {}
         self._open: dict[str, _Held] = {}
-        """The operations that are not known to have ended. A round handles only these."""
+        """The operations that a round handles. An operation stays until its end is known."""
         self._missing: set[str] = set()
         self._purged: dict[str, None] = {}
         self._unknown = False
-        """True if there may be readings that no operation names."""
+        """True if the node may have readings without an operation."""
         self._removed: Recent[str, None] = Recent(REMEMBERED)
         self._wake = asyncio.Event()
 
     # --- input ------------------------------------------------------------------------------
     def list_begins(self) -> None:
-        """Expect all operations again, because a list begins."""
+        """Begin a list. `list_ends` forgets the operations that are not in the list."""
         self._missing = set(self._held)
 
     def list_ends(self) -> None:
-        """Forget operations that a complete list does not contain. Their files stay, and expire."""
+        """Forget operations that are not in the complete list. Their files stay, and expire."""
         for gone in self._missing:
             self._forget(gone)
         self._missing.clear()
@@ -115,7 +115,7 @@ class OperationRunner:
         self._wake.set()
 
     def take(self, entry: Entry) -> None:
-        """Handle an operation of the watch; raises VirtbusError if it cannot be read."""
+        """Handle an operation of the watch; raise VirtbusError if it is unreadable."""
         id_ = entry.key.rpartition(".")[2]
         self._missing.discard(id_)
         if entry.kind is EntryKind.PURGE:
@@ -133,13 +133,11 @@ class OperationRunner:
         self._statuses.forget(id_)
 
     def of_id(self, id_: str) -> OperationRecord | None:
-        """Return the operation with this id; None if the node has none."""
         held = self._held.get(id_)
         return held.record if held is not None else None
 
     # --- rounds -----------------------------------------------------------------------------
     async def run(self) -> None:
-        """Work until cancelled."""
         while True:
             await wait_for_event(self._wake, ROUND_S if self._has_work() else None)
             self._wake.clear()
@@ -155,7 +153,7 @@ class OperationRunner:
             del self._open[id_]
 
     def _queues(self) -> list[list[OperationRecord]]:
-        """Return the operations of each VM and volume, the oldest first.
+        """Return the operations of each VM and volume, ordered by revision.
 
         An operation in which a running guest takes part is in the queue of the guest's VM.
         """
@@ -169,7 +167,7 @@ class OperationRunner:
         return list(found.values())
 
     async def round(self) -> None:
-        """Do one step of each operation that is due."""
+        """Do one step of one operation of each VM and volume."""
         if self._merges is not None:
             self._merges.keep(self._open)
         async with asyncio.TaskGroup() as group:
@@ -187,10 +185,10 @@ class OperationRunner:
             self._unknown = True
 
     async def _guarded(self, queue: list[OperationRecord]) -> None:
-        """Do the next step of the queue's running operation, or of the oldest if none runs.
+        """Do the next step of the queue's running operation, or of the first if none runs.
 
-        The running operation is not always the first, because a cancel or a finish raises its
-        record's revision.
+        A cancel or a finish raises the revision of a record, so the running operation is not always
+        the first.
         """
         op = queue[0]
         try:
@@ -199,13 +197,13 @@ class OperationRunner:
                 op = queue[phases.index(OperationPhase.RUNNING)]
             await self._bounded(op)
         except ConflictError:
-            pass  # a controller ended the operation: the status is read again
+            pass  # a controller ended the operation; the next round reads the status again
         except BusError as error:
             extra = {"code": "operation_waits", "uid": op.uid}
             log.info("operation %s will be continued: %s", op.id, error, extra=extra)
 
     async def _bounded(self, op: OperationRecord) -> None:
-        """Do the next step; an unexpected error fails the operation. Raises BusError."""
+        """Do the next step. Raise BusError; all other unexpected errors fail the operation."""
         try:
             await self._step(op)
         except BusError:
@@ -214,7 +212,7 @@ class OperationRunner:
             extra = {"code": "internal", "uid": op.uid}
             log.exception("operation %s failed unexpectedly", op.id, extra=extra)
             status = await self._statuses.get(op)
-            with contextlib.suppress(Exception):  # the cancel may be the fault
+            with contextlib.suppress(Exception):  # the cancel itself may have failed
                 await self._work(op, "cancel", status)
             error = VirtbusError(Code.INTERNAL, "internal", "it failed; see the node agent's log")
             now_ns = self._bus.sources.time_ns()
@@ -238,7 +236,7 @@ class OperationRunner:
         elif verdict.waits:
             await self._write(op, status.model_copy(update={"message": verdict.waits}))
         else:
-            self._disk_work.begin()  # at once: a later start of the VM asks imaged
+            self._disk_work.begin()  # before any await, so that a later start of the VM asks imaged
             begun = status.after("begin", now_ns)
             await self._write(op, begun)
             await self._continue(op, begun)
@@ -268,7 +266,6 @@ class OperationRunner:
     async def _work(
         self, op: OperationRecord, do: Literal["cancel", "ensure"], status: OperationStatus
     ) -> WorkState:
-        """Do the next step of an operation; raises VirtbusError if it fails."""
         guest = guest_of(op, self._vms())
         if op.kind == "serve":
             return await self._serve(op, do, status, guest)
@@ -302,7 +299,7 @@ class OperationRunner:
     def _after(
         self, op: OperationRecord, status: OperationStatus, state: WorkState, why: str
     ) -> OperationStatus:
-        """Return the status after imaged's answer; `why` is the reason for a cancel."""
+        """Return the status after a step. `why` is the reason for a cancel."""
         now_ns = self._bus.sources.time_ns()
         if state.state == "done":
             size = status.total_bytes if op.kind == "fill" else state.done_bytes
@@ -323,7 +320,7 @@ class OperationRunner:
 
     async def _write(self, op: OperationRecord, status: OperationStatus) -> None:
         if await self._statuses.write(op, status) and status.ended:
-            self._wake.set()  # for the next operation of this VM or volume
+            self._wake.set()  # begins the next operation of this VM or volume
 
     async def _ask(self, op: OperationRecord, do: str) -> WorkState:
         work: FillWork | ExportWork
@@ -352,8 +349,8 @@ class OperationRunner:
     async def _remove(self, id_: str) -> None:
         """Remove the file of a deleted operation.
 
-        If imaged is away or recovers, the next round tries again. A file that imaged cannot remove
-        expires.
+        If imaged is away or recovers, the next round repeats the removal. If imaged refuses, the
+        file stays until it expires.
         """
         try:
             work = ExportWork(id=id_, do="remove", uid=id_)

@@ -107,5 +107,5 @@ class Settings(ServiceSettings):
         return self
 
     def disk_reserve_bytes(self, disk_bytes: int) -> int:
-        """Return the bytes to keep free on a disk of this size."""
+        """Return the bytes that stay free on a disk of this size."""
         return max(self.min_free_bytes, int(disk_bytes * self.min_free_ratio))

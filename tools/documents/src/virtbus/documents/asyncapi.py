@@ -1,7 +1,7 @@
 """Builds `schemas/wire/asyncapi.yaml`: the message catalogue as an AsyncAPI 3.0 document.
 
-The document takes virtbus' point of view: clients send the messages of an operation `receive`, and
-processes of virtbus send the messages of an operation `send`.
+The actions of operations are from virtbus' point of view. Clients send the messages of an operation
+`receive`, and processes of virtbus send the messages of an operation `send`.
 """
 
 from typing import Any

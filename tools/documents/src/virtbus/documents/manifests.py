@@ -1,7 +1,7 @@
-"""Renders `deploy/kubernetes/manifests/` from the Helm chart next to it, with its default values.
+"""Renders `deploy/kubernetes/manifests/` from the Helm chart next to it, with default values.
 
-The chart uses only a small part of Helm's language: a value, a value of the release, and a block
-that depends on a value. tests/kubernetes/test_chart.py compares the result with Helm's.
+The chart uses only three features of Helm: a value, a value of the release, and a block that
+depends on a value. tests/kubernetes/test_chart.py compares the result with Helm's output.
 """
 
 import re
@@ -28,7 +28,7 @@ metadata:
 
 
 def manifests(chart: Path) -> str:
-    """Return the Namespace and all rendered templates of a chart, as one YAML text."""
+    """Return the Namespace and all rendered templates of a chart as one YAML text."""
     values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
     given = {"Values": values, "Release": {"Namespace": NAMESPACE}}
     files = sorted((chart / "templates").glob("*.yaml"))
@@ -36,7 +36,7 @@ def manifests(chart: Path) -> str:
 
 
 def rendered(template: str, given: Mapping[str, Any]) -> str:
-    """Render one template; raise ValueError for syntax that is not supported here."""
+    """Render one template; raise ValueError for syntax that this module does not support."""
     return "".join(_lines(template, given))
 
 

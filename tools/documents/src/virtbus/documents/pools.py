@@ -45,12 +45,12 @@ def page() -> str:
 
 
 def _lacking() -> list[str]:
-    """Return the abilities of `local` that a shared volume there does not have."""
+    """Return the abilities of the pool `local` that its shared volumes lack."""
     able, shared = BUILT_IN, abilities_of(LOCAL, PoolKind.LOCAL, shared=True)
     names = Abilities._fields
     return [f"`{name}`" for name in names if getattr(able, name) and not getattr(shared, name)]
 
 
 def _all(about: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the meaning of each ability; raises KeyError if `about` lacks an ability."""
+    """Return each ability with its meaning; raise KeyError if `about` lacks an ability."""
     return [(name, about[name]) for name in Abilities._fields]

@@ -1,4 +1,4 @@
-"""Lists the outcome of each event for shared volumes (ADR 0086), for the table of fates."""
+"""Lists the outcome of each event for shared volumes (ADR 0086), for `data_fates.py`."""
 
 from virtbus.documents.fates import Fate, Outcome
 

@@ -1,7 +1,7 @@
-"""Generates golden bytes and JSON Schemas of every message, below `schemas/wire/`.
+"""Generates golden bytes and JSON Schemas of all messages, below `schemas/wire/`.
 
-A golden file has an edition for each shape that its message ever had. A change of the model adds
-an edition, and the tests decode all editions with the current model.
+A golden file has an edition for each shape that its message has had. A change of the model adds an
+edition. The tests decode all editions with the current model.
 """
 
 import json
@@ -24,7 +24,7 @@ RETIRED = {
     **dict.fromkeys(("NodeRecord", "NodePage", "NodeDetail", "BusStatus"), _OF_NODES),
     "Tele": frozenset({"images"}),
 }
-"""Fields of earlier editions that no service reads any more, by message (ADR 0034)."""
+"""Fields of earlier editions that services no longer read, by message (ADR 0034)."""
 
 
 def models() -> tuple[type[BaseModel], ...]:
@@ -42,7 +42,7 @@ def edition(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def golden(model: type[BaseModel], kept: list[dict[str, Any]]) -> str:
-    """Return the text of a golden file: the kept editions, and the current one if it differs."""
+    """Return the text of a golden file: the kept editions and, if new, the current edition."""
     today = edition(model)
     editions = kept if kept and kept[-1] == today else [*kept, today]
     return _json({"model": model.__name__, "editions": editions})
@@ -66,7 +66,6 @@ def unread(model: type[BaseModel], one: dict[str, Any]) -> list[str]:
 
 
 def _lost(written: Any, now: Any, path: str) -> list[str]:
-    """Return the paths at which `now` lacks or changes a value of `written`."""
     if isinstance(written, dict) and isinstance(now, dict):
         return [
             found

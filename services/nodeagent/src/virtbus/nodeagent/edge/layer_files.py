@@ -21,8 +21,8 @@ SUFFIX, NOTE_SUFFIX = ".qcow2", ".json"
 def protect(folder: Path) -> bool:
     """Make each layer readable for all, and immutable. Return False if there are no layers.
 
-    A file with a second hard link is not made immutable yet, because the second link cannot be
-    removed from an immutable file. A guest or a snapshot uses the file through that link.
+    A file with a second hard link stays mutable, because no link of an immutable file can be
+    removed. A guest or a snapshot uses the file through the second link.
     """
     try:
         directory = os.open(folder, _FOLDER)
@@ -52,7 +52,7 @@ def _protect(name: str, directory: int) -> None:
 
 
 def remove(folder: Path, names: Iterable[str]) -> None:
-    """Remove layers and their notes, and the folder if it is empty then; raises OSError."""
+    """Remove layers and their notes, then the folder if it is empty; raises OSError."""
     directory = os.open(folder, _FOLDER)
     try:
         for name in names:
@@ -73,7 +73,7 @@ def remove(folder: Path, names: Iterable[str]) -> None:
 
 
 def _set_immutable(descriptor: int, *, on: bool) -> None:
-    """Set or clear the immutable flag, if the file system and the agent's rights allow it."""
+    """Set or clear the immutable flag, if the file system and the agent's rights permit."""
     try:
         (flags,) = _LONG.unpack(fcntl.ioctl(descriptor, _GET_FLAGS, _LONG.pack(0)))
         wanted = flags | _IMMUTABLE if on else flags & ~_IMMUTABLE

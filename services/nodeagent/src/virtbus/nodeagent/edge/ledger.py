@@ -1,13 +1,13 @@
 """Keeps the host's epoch ledger: for each uid, the highest epoch that the host acted on or refused.
 
-It is one file of lines `<uid> <epoch> <removed_s> .`, appended to and fsynced. The last line of a
-uid counts; incomplete lines are ignored. `refused` instead of the full stop means that this host
-refused the VM under that epoch; a controller may have moved the VM to another node. Each start of
-the agent rewrites the file without VMs that were removed more than 24 h before the newest removal.
+The file has lines `<uid> <epoch> <removed_s> .`, which are appended and fsynced. The last line of a
+uid counts; incomplete lines are ignored. `refused` in the place of the full stop means that this
+host refused the VM under that epoch; a controller may have moved the VM to another node. Each start
+of the agent drops the VMs that were removed more than 24 h before the newest removal.
 
-`removed_s` is the bus' time, because the purge markers of the bus expire by that clock. If it were
-the host's time, a clock one day ahead would drop entries too early. These entries reject records
-that come back with a restored backup of the bus.
+The entries of removed VMs reject records that come back with a restored backup of the bus.
+`removed_s` is the bus' time, because the purge markers of the bus expire by that clock. With the
+host's time, a clock one day ahead would drop entries too early.
 """
 
 import errno
@@ -31,7 +31,7 @@ class LedgerEntry(NamedTuple):
 
 
 class EpochLedger:
-    """Call `open` first. The caller holds a lock, so that only one process uses the file."""
+    """Call `open` first. The caller must hold a lock, so that only one process uses the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,7 +41,6 @@ class EpochLedger:
         self._now_s = 1
 
     def open(self) -> None:
-        """Read the file, drop old entries, and write the rest back."""
         entries = read_entries(self._text())
         self._now_s = max((entry.removed_s for entry in entries.values()), default=0) or 1
         self._entries = _kept(entries, self._now_s)
@@ -56,7 +55,7 @@ class EpochLedger:
             self._file = None
 
     def seen(self, time_ns: int) -> None:
-        """Record a time stamp of the bus, in ns. A removal gets the newest one."""
+        """Record a time stamp of the bus. `removed` uses the newest recorded time stamp."""
         self._now_s = max(self._now_s, time_ns // 1_000_000_000)
 
     def epoch(self, uid: str) -> int:
@@ -82,9 +81,9 @@ class EpochLedger:
         self._entries[uid] = LedgerEntry(max(self.epoch(uid), epoch))
 
     def removed(self, uid: str, refused_epoch: int = 0) -> None:
-        """Record that nothing of the VM is left, and that it was refused if `refused_epoch` is set.
+        """Record that nothing of the VM is left; `save` makes the entry durable.
 
-        `save` makes the entry durable.
+        If `refused_epoch` is not 0, this host refused the VM under that epoch.
         """
         epoch = max(self.epoch(uid), refused_epoch)
         self._entries[uid] = LedgerEntry(epoch, self._now_s, refused=bool(refused_epoch))
@@ -93,7 +92,7 @@ class EpochLedger:
         """Write the uid's entry durably. Blocks; may run in any thread.
 
         Raises:
-            OSError: the disk is full or broken; `save` can be repeated.
+            OSError: the disk is full or broken. The caller may repeat `save`.
         """
         entry = self._entries.get(uid)
         if entry is None or self._file is None or self._durable.get(uid) == entry:
@@ -113,7 +112,7 @@ class EpochLedger:
 
 
 def read_entries(text: str) -> dict[str, LedgerEntry]:
-    """Return the entries of a ledger; broken lines are skipped."""
+    """Return the entries in the text of a ledger; skip broken lines."""
     entries: dict[str, LedgerEntry] = {}
     for line in text.splitlines():
         fields = line.split(" ")

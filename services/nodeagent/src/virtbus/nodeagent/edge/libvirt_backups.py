@@ -1,8 +1,8 @@
 """Implements the `GuestBackupPort` with libvirt, and without a hypervisor for simulated guests.
 
-QEMU keeps a bitmap in the disks; a checkpoint is libvirt's metadata about a bitmap. This module
-lets libvirt remove only the metadata, and removes the bitmap by QEMU's monitor. To remove a bitmap,
-libvirt would open frozen layers for writing.
+QEMU keeps a bitmap in the disks; a checkpoint is libvirt's metadata about a bitmap. libvirt removes
+only the metadata here, because to remove a bitmap it would open frozen layers for writing. This
+module removes bitmaps with QEMU's monitor.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 Result = TypeVar("Result")
 ASK_S = 45.0
-"""Time limit of all calls but `begin`. libvirt waits up to 30 s for the job lock of a domain."""
+"""Default time limit of a call. libvirt waits up to 30 s for the job lock of a domain."""
 BEGIN_S = 60.0
 _KEEP = libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
 _ENDED = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED
@@ -35,8 +35,8 @@ _NO_DOMAIN = libvirt.VIR_DOMAIN_CHECKPOINT_XML_NO_DOMAIN
 _BACKUP = libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP
 _LOST = "backup job data missing"
 """libvirt's message if libvirtd died after it began a backup, and before it stored the job's data.
-The next libvirtd keeps the job until the guest ends, and can neither continue nor end the job. The
-guest can then start again only after one more restart of libvirtd (libvirt 9.0)."""
+The next libvirtd keeps the job until the guest ends. After that end, the guest can start only after
+one more restart of libvirtd (libvirt 9.0)."""
 
 
 class LibvirtBackups:

@@ -1,7 +1,7 @@
-"""Runs blocking calls in threads, with deadlines; a hanging thread is replaced (F10).
+"""Runs blocking calls in threads, with time limits; a hanging thread is replaced (F10).
 
-The executors of the standard library are not used, because they join their threads when the
-interpreter ends. One call that never returns would then prevent a restart of the agent.
+The executors of the standard library join their threads when the interpreter ends. With them, one
+call that never returns would prevent a restart of the agent.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 STUCK_LIMIT = 4
-"""While this many calls hang, the agent is unhealthy and refuses most other calls (F10)."""
+"""If this many calls hang, the agent is unhealthy and refuses most calls (F10)."""
 IDLE_THREADS = 4
 
 
 @dataclass(slots=True)
 class LibvirtCall:
-    """One call in a thread. `settled` and `ended` are explained at `Threads.call`."""
+    """One call in a thread. `Threads.call` explains `settled` and `ended`."""
 
     work: Callable[[], Any]
     settled: Callable[[], None] | None
@@ -35,7 +35,7 @@ class LibvirtCall:
 
 
 class Threads:
-    """Runs each call in a daemon thread. The object's state changes only on the event loop."""
+    """Runs each call in a daemon thread. Its attributes change only on the event loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -53,8 +53,8 @@ class Threads:
     ) -> Result:
         """Return the result of `work`, or raise its exception. A cancellation does not end `work`.
 
-        `settled` runs when `work` ends, or after `timeout_s` if that is earlier. `ended` runs when
-        `work` ends, however late. Both run once, on the loop, even if the caller was cancelled.
+        `settled` runs when `work` ends, or after `timeout_s` if `work` takes longer. `ended` runs
+        when `work` ends, however late. Both run on the loop, once, even if the caller is cancelled.
 
         Raises:
             VirtbusError: 503 `libvirt_stuck` if `work` takes longer than `timeout_s`.
@@ -67,7 +67,7 @@ class Threads:
         return result
 
     def close(self) -> None:
-        """End the idle threads; a hanging thread ends with the process."""
+        """End the idle threads. A hanging thread ends with the process."""
         for inbox in self._idle:
             inbox.put(None)
         self._idle.clear()

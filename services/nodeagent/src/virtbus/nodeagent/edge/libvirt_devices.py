@@ -27,8 +27,7 @@ class LibvirtDevices:
     """The devices of running guests, on connections of `links`.
 
     libvirt does not know the NICs that a guest was started with (ADR 0009). So `detach_unknown` and
-    `has_unknown` ask QEMU. `note` also changes the stored domain; all other methods change only the
-    running guest.
+    `has_unknown` ask QEMU about such NICs. Only `note` also changes the domain's stored definition.
     """
 
     def __init__(self, links: LibvirtLinks) -> None:
@@ -90,7 +89,7 @@ class LibvirtDevices:
     async def _of_active(
         self, uid: str, work: Callable[[libvirt.virDomain], Result], doing: str
     ) -> Result | None:
-        """Return the result of `work` on the domain; None if it is inactive or missing."""
+        """Return the result of `work` on the domain; None if the domain is inactive or missing."""
 
         def run(domain: libvirt.virDomain) -> Result | None:
             return work(domain) if domain.isActive() else None
@@ -99,9 +98,10 @@ class LibvirtDevices:
 
 
 def _refuse_old(domain: libvirt.virDomain, target: str) -> None:
-    """Raise 409 `layers_differ` if libvirt would grow another file than the guest uses.
+    """Raise 409 `layers_differ` if libvirt names a file that is not among those that QEMU uses.
 
-    A disk on a device or a server has no layers, and is not checked.
+    libvirt would then grow the wrong file. A disk on a device or a server is not checked, because
+    it has no layers.
     """
     named = named_files(domain.XMLDesc()).get(target)
     if named is not None and named not in used_files(domain):

@@ -1,4 +1,4 @@
-"""Changes the disks of a running domain: limits, and media of CD-ROM drives."""
+"""Changes I/O limits of disks, and media of CD-ROM drives, in a running domain."""
 
 from collections.abc import Mapping
 from xml.etree import ElementTree as ET
@@ -11,13 +11,13 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 _LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
 _LOCKED = ("is locked", "waiting to open tray")
-"""Parts of QEMU's and of libvirt's messages about a tray that the guest does not open."""
+"""Texts in QEMU's and libvirt's messages about a tray that the guest keeps closed."""
 
 
 def set_limits(
     wanted: Mapping[str, Mapping[str, int]], domain: libvirt.virDomain
 ) -> dict[str, dict[str, int]] | None:
-    """Set the limits of those disks whose limits are not as wanted; return the limits in force.
+    """Set the limits of each disk where they differ from `wanted`; return the limits in force.
 
     Return None if no guest runs. `wanted` and the result map each disk's target to limits by name.
     """
@@ -43,9 +43,9 @@ def _differ(found: Mapping[str, object], wanted: Mapping[str, int]) -> bool:
 
 
 def set_drives(wanted: Mapping[str, DriveState], domain: libvirt.virDomain) -> None:
-    """Change each drive whose medium in libvirt's XML is not the wanted one.
+    """Change each drive whose medium in libvirt's XML differs from `wanted`.
 
-    No effect if no guest runs. Raises VirtbusError 409 `tray_locked` if the guest locks the tray.
+    Do nothing if no guest runs. Raise VirtbusError 409 `tray_locked` if the guest locks the tray.
     """
     if not domain.isActive():
         return
@@ -65,7 +65,7 @@ def set_drives(wanted: Mapping[str, DriveState], domain: libvirt.virDomain) -> N
 
 
 def media(xml: str) -> dict[str, str]:
-    """Return the path of each disk's file by target; "" for an empty drive or a device."""
+    """Return the path of each disk's file, by target; "" for an empty drive or a block device."""
     root = ET.fromstring(xml)  # noqa: S314  from libvirtd
     media = {}
     for disk in root.findall("devices/disk"):

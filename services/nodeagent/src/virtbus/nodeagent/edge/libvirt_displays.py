@@ -1,6 +1,6 @@
 """Connects to QEMU's VNC servers and takes screenshots, through libvirt.
 
-QEMU (7.1 or newer) makes the PNG of a screenshot, so no image library is needed.
+QEMU 7.1 or newer makes the PNG of a screenshot.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ class LibvirtDisplays:
         self._one_each = SerialCalls()
 
     async def connect(self, uid: str) -> socket.socket:
-        """Return a new connection to the guest's VNC server; libvirt gives QEMU the other end.
+        """Return a new connection to the guest's VNC server.
 
         Raises:
             VirtbusError: 409 `no_display`: the VM has no display. 409 `domain_state`: no guest
-                runs. 503 `display_busy`: an earlier call on this display has not ended. An error
-                of libvirt.
+                runs. 503 `display_busy`: an earlier call on this display has not ended. Also the
+                errors of libvirt.
         """
         made: list[int] = []
         lost = False
@@ -62,11 +62,11 @@ class LibvirtDisplays:
         return socket.socket(fileno=made.pop())
 
     async def screenshot(self, uid: str) -> bytes:
-        """Return a picture of the display, as the bytes of a PNG.
+        """Return a picture of the display as a PNG.
 
         Raises:
-            VirtbusError: the errors of `connect`. 422 `no_png`: QEMU cannot make a PNG, or made one
-                larger than MAX_PICTURE_BYTES.
+            VirtbusError: the errors of `connect`. 422 `no_png`: QEMU cannot make a PNG, or the PNG
+                is larger than MAX_PICTURE_BYTES.
         """
 
         def run(domain: libvirt.virDomain) -> tuple[str, bytes]:
@@ -100,8 +100,6 @@ class LibvirtDisplays:
         timeout_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> Result | None:
-        """Run `work` once no other call on this guest's display is in flight."""
-
         def both() -> None:
             self._one_each.end(uid)
             ended()

@@ -29,7 +29,7 @@ _ENDINGS: dict[int, Ending] = {
 
 
 def is_ours(domain: libvirt.virDomain) -> bool:
-    """Return True for a domain of virtbus: its name is `vb-` followed by its own UUID."""
+    """Return True for a domain of virtbus. The name of such a domain is `vb-<its UUID>`."""
     return domain.name() == domain_name(domain.UUIDString())
 
 
@@ -51,7 +51,7 @@ def facts_of(domain: libvirt.virDomain) -> DomainFacts | None:
 
 
 def state_of(state: int, reason: int) -> tuple[DomainState, Ending]:
-    """Return the domain's state, and how its guest ended, from libvirt's state and reason."""
+    """Translate libvirt's state and reason to the domain's state and the guest's ending."""
     kind = _STATES.get(state, DomainState.RUNNING)
     if kind is DomainState.PAUSED and reason == libvirt.VIR_DOMAIN_PAUSED_STARTING_UP:
         return DomainState.STARTING, Ending.UNKNOWN
@@ -82,8 +82,8 @@ async def on_ours(
 ) -> Result | None:
     """Return the result of `work` on the domain of `uid`.
 
-    Return None if there is no such domain, or it is not one of virtbus. `doing` names the operation
-    in errors. `ended` is called when `work` has ended, however late, or can no longer begin.
+    Return None if libvirt has no such domain, or if the domain is not of virtbus. `doing` names the
+    operation in errors. `ended` is called when `work` has ended, however late, or cannot begin.
     """
 
     def run(connection: libvirt.virConnect) -> Result | None:

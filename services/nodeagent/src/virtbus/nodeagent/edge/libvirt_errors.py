@@ -30,21 +30,21 @@ _PREFIXES = re.compile(
     r"(?:process exited while connecting to monitor|qemu unexpectedly closed the monitor): )+"
 )
 _WRAPPER = re.compile(r"^(?:vmwrapper: )?(recovering|[a-z][a-z0-9]*(?:_[a-z0-9]+)+): (.+)$")
-"""A line that vmwrapper prints for an error of its own or of netd: `reason: cause; next step`."""
+"""vmwrapper's line for an error of vmwrapper or netd: `reason: cause; next step`."""
 _LATER = re.compile(r"^(?:recovering|not_armed|netd_\w+|\w+_(?:down|late|timeout))$")
 """Reasons of vmwrapper after which a later start may succeed."""
 
 _LOST_MESSAGE = "failed to connect to monitor socket"
-"""libvirt's message about an emulator that ended before libvirt connected to it. libvirt then does
-not read the reason that the emulator printed."""
+"""libvirt's message about an emulator that ended before libvirt connected to its monitor. libvirt
+then omits the reason that the emulator printed."""
 
 
 def is_down(error: libvirt.libvirtError) -> bool:
-    """Return True if the connection failed, not the request."""
+    """Return True if the connection to libvirtd failed."""
     code = error.get_error_code()
     if code in {libvirt.VIR_ERR_NO_CONNECT, libvirt.VIR_ERR_INVALID_CONN, libvirt.VIR_ERR_RPC}:
         return True
-    # A missing disk is a system error, too, but not in libvirt's error domain RPC.
+    # The error domain tells a lost connection from a missing disk, which is a system error too.
     return error.get_error_domain() in _RPC and code in {
         libvirt.VIR_ERR_SYSTEM_ERROR,
         libvirt.VIR_ERR_INTERNAL_ERROR,
@@ -62,9 +62,9 @@ def cause(text: str) -> str:
 def translated(
     error: libvirt.libvirtError, doing: str, *, connecting: bool = False
 ) -> VirtbusError:
-    """Return `error` as a VirtbusError. `doing` names the attempted operation in its text.
+    """Return `error` as a VirtbusError. `doing` names the attempted operation in the message.
 
-    With `connecting`, the failed call was a connect, which means that libvirt is down.
+    `connecting` says that the failed call was a connect. libvirt is then down.
     """
     text = cause(error.get_error_message() or str(error))
     if connecting or is_down(error):

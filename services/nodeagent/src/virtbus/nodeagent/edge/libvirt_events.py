@@ -19,7 +19,7 @@ _CHANGES: dict[int, DomainChange] = {
 _STOPS: dict[int, DomainChange] = {
     libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: DomainChange.SHUT_DOWN,
     libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: DomainChange.CRASHED,
-    # QEMU was killed, or a start failed: only the caller of the start knows which
+    # QEMU was killed, or a start failed. Only the caller of the start can tell the two apart.
     libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: DomainChange.CRASHED,
 }
 _WATCHDOGS: dict[int, DomainChange] = {
@@ -31,10 +31,10 @@ _RUNNING = threading.Event()
 
 
 def start_event_loop() -> None:
-    """Start libvirt's event loop in a daemon thread, once per process. It cannot be ended.
+    """Start libvirt's event loop in a daemon thread, once per process. The loop cannot be ended.
 
-    Call this before the first connection. libvirt then prints no errors to stderr: the calls raise
-    the same errors.
+    Call this function before the first connection. It also stops libvirt from printing errors to
+    stderr, because the calls raise the same errors.
     """
     if _RUNNING.is_set():
         return
@@ -51,7 +51,7 @@ def start_event_loop() -> None:
 
 
 def listen(connection: libvirt.virConnect, hear: Callable[[DomainEvent], None]) -> None:
-    """Call `hear` for lifecycle, reboot and watchdog events of our domains, in libvirt's thread."""
+    """Call `hear` in libvirt's thread for lifecycle, reboot and watchdog events of our domains."""
     changes_of: dict[int, Callable[..., DomainChange | None]] = {
         libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE: change_of,
         libvirt.VIR_DOMAIN_EVENT_ID_REBOOT: lambda: DomainChange.REBOOTED,

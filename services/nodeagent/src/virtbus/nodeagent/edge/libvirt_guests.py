@@ -1,9 +1,9 @@
 """Asks QEMU's guest agents through libvirt (`virDomainGetGuestInfo`, `virDomainFSFreeze`).
 
 `qemuAgentCommand` is used for programs only, because it taints the domain. A guest agent may hang
-or be hostile. So each guest gets one call at a time, on connections that serve only guest agents,
-and libvirt's time limit ends the call. Guests that were slow recently have separate connections, so
-that other guests do not wait for them.
+or be hostile. So each guest has at most one call in flight, and libvirt's time limit ends the call.
+The connections serve only guest agents. Guests that were slow recently have separate connections,
+so that quick guests do not wait for slow ones.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.guest import GuestExecuted, GuestQuestion
 
 LIMIT_S = 180.0
-"""Time limit of a call. libvirt needs less for all questions, even if each answer arrives at the
-last moment."""
+"""Time limit of a libvirt call. A call with all questions takes less, even if each answer arrives
+only just before libvirt's own limit."""
 _TYPES = {
     GuestQuestion.PING: libvirt.VIR_DOMAIN_GUEST_INFO_HOSTNAME,
     GuestQuestion.OS: libvirt.VIR_DOMAIN_GUEST_INFO_OS
@@ -35,22 +35,22 @@ _TYPES = {
     GuestQuestion.INTERFACES: libvirt.VIR_DOMAIN_GUEST_INFO_INTERFACES,
 }
 _MOST_S = 10
-"""Maximum seconds that libvirt waits for one answer, for any caller."""
+"""Maximum time that libvirt waits for one answer, whatever the caller's time limit is."""
 
 
 QUICK_S = 1
-"""The seconds that libvirt waits for an answer of a guest that was not slow recently."""
+"""Time that libvirt waits for an answer of a guest that was not slow recently."""
 SLOW_FOR_S = 600.0
-"""Time for which a guest counts as slow. If this were short, slow guests would delay quick ones."""
+"""Time for which a guest counts as slow. With a short time, slow guests would delay quick ones."""
 _LOOK_S = 0.05
-"""The first pause before the agent asks again if a program has ended. Pauses double up to 1 s."""
+"""First pause between two questions whether a program has ended. Pauses double up to 1 s."""
 Answer = TypeVar("Answer")
 
 
 class LibvirtGuests:
     """The `GuestPrograms` port. `quick` and `slow` are the connections for quick and slow guests.
 
-    A freeze may take seconds in a quick guest, too, so freezes have connections of their own.
+    A freeze may take seconds even in a quick guest, so `freezes` are separate connections.
     """
 
     def __init__(self, quick: LibvirtLinks, slow: LibvirtLinks, freezes: LibvirtLinks) -> None:
@@ -63,7 +63,7 @@ class LibvirtGuests:
     async def ask(
         self, uid: str, about: Sequence[GuestQuestion], *, timeout_s: float
     ) -> Mapping[str, object]:
-        """Return libvirt's flat map of answers, within `timeout_s`.
+        """Return libvirt's flat map of answers.
 
         Raises:
             VirtbusError: 409 `guest_agent_absent`: no guest agent runs in the guest. 503
@@ -97,11 +97,11 @@ class LibvirtGuests:
         return bool(await _in_time(self._asked(uid, _thawed, timeout_s), timeout_s))
 
     async def execute(self, uid: str, words: Sequence[str], *, timeout_s: float) -> GuestExecuted:
-        """Run a program in the guest, and wait for its end; kill it after `timeout_s`.
+        """Run a program in the guest, and wait for its end. Kill the program after `timeout_s`.
 
         Raises:
             VirtbusError: the errors of `freeze`. 504 `exec_timeout`: the program was killed. 503
-                `guest_agent_silent`: its start or its kill got no answer, so it may run.
+                `guest_agent_silent`: the start or the kill got no answer; the program may run.
         """
         until_s = time.monotonic() + timeout_s
         begin = guest_programs.begin(words, capture=True)
@@ -135,8 +135,8 @@ class LibvirtGuests:
     ) -> Answer:
         """Return the answer to a call about a program.
 
-        With `once`, the call is not repeated, because a guest agent that answers too late may have
-        started the program. libvirt then waits as long for the answer as it does for slow guests.
+        With `once`, the call is made only once, and may take as long as in a slow guest. A guest
+        agent that answers too late may have started the program, so a repeat could start a second.
         """
         work = _answered(call)
         if once:
@@ -189,14 +189,12 @@ class LibvirtGuests:
         return self._slow_until_s.get(uid, 0.0) > time.monotonic()
 
     def _mark(self, uid: str, now_s: float) -> None:
-        """Mark a guest as slow for SLOW_FOR_S; forget marks that expired."""
         marks = self._slow_until_s.items()
         self._slow_until_s = {one: until_s for one, until_s in marks if until_s > now_s}
         self._slow_until_s[uid] = now_s + SLOW_FOR_S
 
 
 async def _in_time(asked: Awaitable[Answer], timeout_s: float) -> Answer:
-    """Return the answer of a guest agent; raise VirtbusError 503 after `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
             return await asked
@@ -211,9 +209,9 @@ async def _in_time(asked: Awaitable[Answer], timeout_s: float) -> Answer:
 def _answered(
     call: Callable[[libvirt.virDomain], Answer],
 ) -> Callable[[libvirt.virDomain], tuple[Answer]]:
-    """Return a function that runs `call`, and translates the guest agent's own refusals.
+    """Return a function that runs `call`, and translates refusals of the guest agent.
 
-    The function returns a tuple, so that an answer of None differs from None for a missing domain.
+    The function returns a tuple, because `on_ours` returns None for a missing domain.
     """
 
     def run(domain: libvirt.virDomain) -> tuple[Answer]:
@@ -229,8 +227,6 @@ def _answered(
 
 
 def _act(act: Callable[[libvirt.virDomain], object]) -> Callable[[libvirt.virDomain], bool]:
-    """Return a function that runs `act` on a domain, and returns False if no guest runs."""
-
     def run(domain: libvirt.virDomain) -> bool:
         if not domain.isActive():
             return False
@@ -253,9 +249,9 @@ _thawed = _act(lambda domain: domain.fsThaw())
 def _refused(error: libvirt.libvirtError) -> VirtbusError | None:
     """Return the guest agent's own refusal; None if libvirt refuses or the guest agent is silent.
 
-    While a guest is frozen, its guest agent reports all but a few commands as disabled. A guest
-    agent older than QEMU 6.2 gives no reason. So a command that the guest's administrator disabled
-    there is also reported as `guest_frozen`.
+    While a guest is frozen, its guest agent reports most commands as disabled. A guest agent older
+    than QEMU 6.2 gives no reason. With such an agent, a command that the guest's administrator
+    disabled is also reported as `guest_frozen`.
     """
     text = cause(error.get_error_message() or "")
     if error.get_error_code() != libvirt.VIR_ERR_INTERNAL_ERROR or "agent command" not in text:

@@ -20,8 +20,8 @@ from virtbus.nodeagent.edge.libvirt_links import LibvirtLinks
 from virtbus.schemas.errors import Code, VirtbusError
 
 LOOK_S = 45.0
-"""Time limit of all calls but `switch`. libvirt waits up to 30 s for the job lock of a domain. A
-switch holds that lock while it runs."""
+"""Time limit of a call that does not switch layers. libvirt waits up to 30 s for the job lock of a
+domain. A switch holds that lock while it runs."""
 SWITCH_S = 60.0
 _FLAGS = (
     libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
@@ -89,7 +89,7 @@ class LibvirtLayers:
                     domain.blockJobAbort(target, 0)
                 except libvirt.libvirtError as error:
                     failed = error
-            if failed is not None and _pulls(domain):  # otherwise the pulls ended meanwhile
+            if failed is not None and _pulls(domain):  # without pulls, the goal is reached
                 raise failed
 
         await on_ours(self._links, uid, run, "end the merge", timeout_s=LOOK_S)
@@ -115,7 +115,7 @@ class NoLayers:
 
 
 def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
-    """Return (bytes done, bytes in all) of each `qemu_monitor` copy or libvirt pull, by target."""
+    """Return (bytes done, total bytes) of QEMU's copies and libvirt's pulls, by target."""
     if not domain.isActive():
         return {}
     copies = qemu_monitor.copies(domain)
@@ -131,9 +131,9 @@ def _pulls(domain: libvirt.virDomain) -> dict[str, tuple[int, int]]:
 def _leave_layers(domain: libvirt.virDomain) -> None:
     """Flush each disk whose copy is complete, and begin libvirt's pull of that disk.
 
-    A pull ends with a change of the disk's header, before QEMU has written the disk's tables to the
-    file. A crash in between would lose the copied data. So QEMU copies the data first, the tables
-    are flushed, and libvirt's pull begins when nothing is left to copy.
+    A pull changes the disk's header at its end, before QEMU writes the disk's tables to the file. A
+    crash between the two would lose the copied data. So QEMU first copies the data and flushes the
+    tables. libvirt's pull begins when nothing is left to copy.
     """
     if not domain.isActive():
         return
@@ -149,7 +149,6 @@ def _leave_layers(domain: libvirt.virDomain) -> None:
 
 
 def _inode(file: str) -> int:
-    """Return the inode number of a file; 0 if the path cannot be read."""
     try:
         return Path(file).stat().st_ino
     except OSError:

@@ -11,7 +11,7 @@ _DAEMONS = ("libvirtd", "virtqemud")
 
 
 async def read_max_workers(uri: str) -> int:
-    """Return the maximum of worker threads of the daemon at `uri`; MAX_WORKERS if unknown."""
+    """Return the daemon's maximum number of worker threads; MAX_WORKERS if it is unknown."""
     for daemon in _DAEMONS if uri == "qemu:///system" else ():
         workers = await _max_workers(daemon)
         if workers is not None:
@@ -35,7 +35,7 @@ async def _max_workers(daemon: str) -> int | None:
 
 
 def parse_max_workers(text: str) -> int | None:
-    """Return the number in `maxWorkers : 20` of virt-admin's table; None if it is missing."""
+    """Return the number in the line `maxWorkers : 20` of virt-admin's table; None without it."""
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "maxWorkers" and value.strip().isdigit():

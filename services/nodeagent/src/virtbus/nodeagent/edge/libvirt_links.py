@@ -1,9 +1,9 @@
 """Manages connections to libvirtd: one for each concurrent call.
 
-A blocking call delays others on its connection. libvirtd serves only five calls of a connection at
-once (`max_client_requests`). libvirt's client before 10.0 may lose the wake-up of the thread that
-owns the socket. Then a second call waits until the first returns. On 9.0 all calls on a connection
-waited while one call hung ("rpc: fix race in waking up client event loop").
+A blocking call delays the other calls on its connection. libvirtd serves only five calls of a
+connection at once (`max_client_requests`). libvirt's client before 10.0 may lose the wake-up of the
+thread that owns the socket ("rpc: fix race in waking up client event loop"). On 9.0, all calls on a
+connection waited while one call hung.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 OPEN_TIMEOUT_S = 10.0
 FAIL_FAST_S = 0.2
-"""The seconds after a refused connection in which further connects fail at once."""
+"""Time after a failed connect in which further connects fail at once."""
 KEEPALIVE = (5, 3)
-"""Seconds between probes, and the number of answers that may be missing. So libvirt's client
-notices a hang in 20 s."""
+"""Seconds between keepalive probes, and the number of answers that may be missing. With these
+values, libvirt's client notices a hang in 20 s."""
 
 
 class LibvirtLink:
-    """One connection, and the number of calls on it. `lost` is called when libvirt closes it."""
+    """A connection and its number of calls. `lost` is called when libvirt closes the connection."""
 
     connection: libvirt.virConnect
 
@@ -43,7 +43,7 @@ class LibvirtLink:
 class LibvirtLinks:
     """The connections of one kind of work, with at most `at_once` calls in flight.
 
-    Calls are refused while `stuck_limit` calls hang, of any kind of work.
+    Calls are refused while `stuck_limit` calls hang in `threads`, of whatever kind of work.
     """
 
     def __init__(self, uri: str, threads: Threads, *, at_once: int, stuck_limit: int) -> None:
@@ -51,7 +51,7 @@ class LibvirtLinks:
         self._threads = threads
         self._places = asyncio.Semaphore(at_once)
         self._stuck_limit = stuck_limit
-        # The test driver is in this process, and each connection to it is a separate host.
+        # Each connection to libvirt's test driver, which is in this process, is a separate host.
         self._in_process = uri.startswith("test:///")
         self._links: list[LibvirtLink] = []
         self._opening = asyncio.Lock()
@@ -66,9 +66,10 @@ class LibvirtLinks:
         timeout_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> Result:
-        """Run `work` on a connection without other calls; return its result. `doing` is for errors.
+        """Return the result of `work` on a connection without other calls.
 
-        `ended` runs once, on the loop: when `work` has ended, however late, or will never begin.
+        `doing` names the operation in errors. `ended` runs once, on the loop, when `work` has
+        ended, however late, or if `work` cannot begin.
 
         Raises:
             VirtbusError: 503 `libvirt_down`: libvirt cannot be reached. 503 `libvirt_stuck`: `work`
@@ -99,7 +100,6 @@ class LibvirtLinks:
             raise translated(error, doing) from error
 
     async def _taken(self) -> LibvirtLink:
-        """Wait for one of `at_once` places, and return an unused connection."""
         if self._threads.stuck >= self._stuck_limit:
             message = "libvirt does not answer; restart libvirtd, guests keep running meanwhile"
             raise VirtbusError(Code.UNAVAILABLE, "libvirt_stuck", message, after_ms=5000)
@@ -113,11 +113,10 @@ class LibvirtLinks:
     async def reserve(
         self, prepare: Callable[[libvirt.virConnect], None], *, lost: Callable[[], None]
     ) -> None:
-        """Open a connection, run `prepare` on it in a thread, and keep it.
+        """Open a connection, run `prepare` on it in a thread, and keep it open.
 
-        `lost` runs when the connection is lost.
-
-        The test driver has a single connection, which is shared and never lost.
+        `lost` runs when the connection is lost. The test driver has one shared connection, which is
+        never lost.
         """
         async with self._opening:
             if self._in_process and self._links:
@@ -149,13 +148,12 @@ class LibvirtLinks:
             self._refused = self._loop.time() + OPEN_TIMEOUT_S, stuck
             raise
         finally:
-            link.dead = link not in self._links  # then `late` closes a connection that still opens
+            link.dead = link not in self._links  # if dead, `late` closes a connection that opens
         return link
 
     def _connect(
         self, link: LibvirtLink, prepare: Callable[[libvirt.virConnect], None] | None
     ) -> None:
-        """Open a connection, and register a callback for its loss. Blocks."""
         connection = libvirt.open(self._uri)
         try:
             if not self._in_process:
@@ -169,7 +167,7 @@ class LibvirtLinks:
         link.connection, link.connected = connection, True
 
     def _closed(self, _connection: libvirt.virConnect, _reason: int, link: LibvirtLink) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no user any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
             self._loop.call_soon_threadsafe(self._lost, link)
 
     def _lost(self, link: LibvirtLink) -> None:
@@ -178,7 +176,7 @@ class LibvirtLinks:
             link.lost()
 
     def drop(self, link: LibvirtLink) -> None:
-        """Drop the connection; it is closed once the last call on it has ended."""
+        """Stop the use of the connection, and close it after its last call."""
         if link.dead:
             return
         link.dead = True
@@ -188,7 +186,6 @@ class LibvirtLinks:
             self._close(link)
 
     def close(self) -> None:
-        """Drop all connections. Those in use are closed after their last call."""
         for link in list(self._links):
             self.drop(link)
 

@@ -1,10 +1,9 @@
 """Lends logins of pools' servers to libvirt while a guest is started, or a disk is plugged.
 
 A login becomes a secret of libvirt, which libvirt passes to QEMU encrypted. libvirt keeps these
-secrets in its memory only, and returns their values to nobody (`ephemeral`, `private`). The UUID of
-a secret is the volume's; for a shared volume, each pair of VM and volume has a UUID. So the next
-start of the VM replaces a secret that a dead agent left behind. A sweep removes the other secrets
-that were left behind.
+secrets in its memory only (`ephemeral`), and never returns their values (`private`). The UUID of a
+secret is the volume's; for a shared volume, each pair of VM and volume has a UUID. So the next
+start of the VM replaces a secret that a dead agent left. A sweep removes the rest of such secrets.
 """
 
 import asyncio
@@ -30,11 +29,11 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
 AGAIN_S = 60.0
-"""Delay after a sweep that libvirt did not answer."""
+"""Delay until the next try after a failed sweep."""
 PREFIX = "virtbus login "
-"""The usage of each of our secrets in libvirt begins with this. The secret's UUID follows."""
+"""Start of the usage text of each secret of virtbus in libvirt. The secret's UUID follows it."""
 _USAGE = {"iscsi": "target", "ceph": "name"}
-"""The XML element that has the usage, by the type of the secret."""
+"""Name of the XML element for the usage text, by type of secret."""
 _MAX_BYTES = 4096
 
 
@@ -68,17 +67,13 @@ class LibvirtLogins:
             await self._remove(ids.__contains__)
 
     async def sweep(self) -> None:
-        """Remove the secrets that an earlier agent left, as soon as libvirt answers."""
+        """Remove the secrets that an earlier agent left. Repeat until libvirt answers."""
         while True:
             if await self._remove(lambda id_: id_ not in self._lent):
                 return
             await asyncio.sleep(AGAIN_S)
 
     async def _remove(self, goes: Callable[[str], bool]) -> bool:
-        """Remove the secrets of virtbus whose UUIDs `goes` selects; return False after an error.
-
-        The error is logged.
-        """
         run = partial(_removed, goes=goes)
         try:
             await self._links.run(run, "remove the login of a disk", timeout_s=TIMEOUT_S)
@@ -104,11 +99,11 @@ def _removed(connection: libvirt.virConnect, *, goes: Callable[[str], bool]) -> 
 
 
 def read_secret(login: Login) -> bytes:
-    """Return the secret of a login. It blocks.
+    """Return the secret of a login. Blocks.
 
     Raises:
-        VirtbusError: 409 `login_unreadable`: the file cannot be read, is not regular, is open to
-            other users than its owner, is empty, or has no valid key of Ceph.
+        VirtbusError: 409 `login_unreadable`: the file cannot be read, is not regular, gives rights
+            to group or others, is empty, or has no valid key of Ceph.
     """
     try:
         descriptor = os.open(login.secret_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,8 +1,8 @@
 """Implements the `GuestReadPort` with libvirt, and without a hypervisor for simulated guests.
 
 During a reading, the QEMU of a running guest serves the disks as they were at one instant, by NBD
-on a UNIX socket. QEMU makes the socket itself (ADR 0079), so QEMU's user needs the right to write
-to the socket's folder. An access control list gives this right, because the agent may not change a
+on a UNIX socket. QEMU makes the socket itself (ADR 0079), so QEMU's user must be able to write to
+the socket's folder. An access control list gives this right, because the agent may not change a
 folder's owner. A guest that took over its QEMU may replace the socket. So the agent connects only
 to a socket that QEMU's user owns.
 """
@@ -41,16 +41,17 @@ from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 
 ASK_S = 45.0
-"""Time limit of all calls but `begin`. libvirt waits up to 30 s for the job lock of a domain."""
+"""Time limit of a call that does not begin a reading. libvirt waits up to 30 s for a domain's job
+lock."""
 ENDED_S = 20.0
 LOOK_S = 0.05
 CONNECT_S = 5.0
 FOLDER = "nbd"
 _LABEL = re.compile(r"\+(\d+):\+\d+")
-"""libvirt's security label that names the user and the group of a QEMU."""
+"""libvirt's security label with the user and the group of a QEMU."""
 _ACL, _VERSION, _ENTRY = "system.posix_acl_access", struct.pack("<I", 2), struct.Struct("<HHI")
 _OWNER, _USER, _GROUP, _MASK, _OTHER = 1, 2, 4, 0x10, 0x20
-"""The form and the tags of an access control list (linux/posix_acl_xattr.h)."""
+"""The layout and the tags of an access control list (linux/posix_acl_xattr.h)."""
 _ALL, _SEARCH = 7, 1
 
 
@@ -67,9 +68,7 @@ class LibvirtReadings:
     def _socket(self, uid: str, reading: str) -> Path:
         """Return the path of a reading's socket.
 
-        Each reading has its own socket, because it serves the disks of another instant. The
-        socket's name is only the end of the reading's id, because a socket's path has at most 107
-        bytes.
+        Its name is only the end of the reading's id, because a socket's path has at most 107 bytes.
         """
         return self._folder(uid) / f"{check_uid(reading)[-12:]}.sock"
 
@@ -115,7 +114,7 @@ class LibvirtReadings:
         only = str(self._socket(uid, reading)) if reading else ""
 
         def run(domain: libvirt.virDomain) -> bool:
-            """Return True once QEMU serves nothing; False if it serves another reading."""
+            """Return True once QEMU serves no disks; False if QEMU serves another reading."""
             until_s = time.monotonic() + ENDED_S
             if only and _served(domain) not in {"", only}:
                 return False
@@ -137,7 +136,7 @@ class LibvirtReadings:
 
 
 def _drop_useless(domain: libvirt.virDomain) -> None:
-    """Remove bitmaps of readings that have no checkpoint in libvirt: no reading can use them."""
+    """Remove the readings' bitmaps without a checkpoint in libvirt, which no reading can use."""
     known = {one.getName() for one in domain.listAllCheckpoints()}
     qemu_monitor.remove_bitmaps(
         domain, lambda name: name.startswith(READ_BITMAP) and name not in known
@@ -145,7 +144,7 @@ def _drop_useless(domain: libvirt.virDomain) -> None:
 
 
 def _served(domain: libvirt.virDomain) -> str:
-    """Return the path of the socket on which QEMU serves disks; empty if it serves none."""
+    """Return the path of the socket on which QEMU serves disks; "" if QEMU serves none."""
     try:
         return served_socket(domain.backupGetXMLDesc()) if domain.isActive() else ""
     except libvirt.libvirtError as error:
@@ -155,7 +154,7 @@ def _served(domain: libvirt.virDomain) -> str:
 
 
 def _user_of(domain: libvirt.virDomain) -> int:
-    """Return the user of a running QEMU; raises VirtbusError 422 `qemu_user_unknown`."""
+    """Return the user id of a running QEMU; raise VirtbusError 422 `qemu_user_unknown`."""
     for label, *_ in domain.securityLabelList():
         if found := _LABEL.fullmatch(label):
             return int(found[1])
@@ -173,7 +172,6 @@ def _make(folder: Path, user: int) -> None:
 
 
 def _permit(folder: Path, user: int, rights: int) -> None:
-    """Give a user rights on a folder of root. Other users and groups have none."""
     nobody = 0xFFFF_FFFF
     entries = (
         (_OWNER, _ALL, nobody),
@@ -186,21 +184,20 @@ def _permit(folder: Path, user: int, rights: int) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove the folder of a socket, and the access control list of the folder above it."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # there is no access control list
         os.removexattr(folder.parent, _ACL)
 
 
 def _allowed(folder: Path) -> int:
-    """Return the user that may write to a folder of `_make`."""
+    """Return the id of the user to whom `_make` gave rights on the folder."""
     entries = os.getxattr(folder, _ACL)[len(_VERSION) :]
     found = {tag: user for tag, _, user in _ENTRY.iter_unpack(entries)}
     return int(found[_USER])
 
 
 def _connected(path: Path) -> socket.socket:
-    """Connect to the socket at `path`; raise 409 `not_served` if it is not of QEMU's user."""
+    """Connect to the socket at `path`; raise 409 `not_served` if QEMU's user does not own it."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     with contextlib.ExitStack() as undo:
         undo.callback(made.close)

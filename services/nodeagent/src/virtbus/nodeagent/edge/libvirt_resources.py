@@ -1,7 +1,7 @@
 """Sets the limits of a running domain on its host: CPU shares, quota, CPUs, and memory.
 
 libvirt writes shares and quota to the guest's cgroup, pins the guest's threads to the CPUs, and
-asks the guest's balloon for the memory.
+sets the target of the guest's memory balloon.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +22,11 @@ DOING = "set the resources"
 
 
 def set_resources(wanted: Resources, domain: libvirt.virDomain) -> ResourcesSet:
-    """Set the limits that differ from `wanted`; no effect if no guest runs.
+    """Set the limits that differ from `wanted`; do nothing if no guest runs.
 
-    Each of `_PARTS` sets some of the limits. Return the limits then in force, and one error if
-    parts failed. It is no error if the host does not support a part whose limits the record does
-    not set.
+    Each function in `_PARTS` sets some of the limits. Return the limits in force afterwards, and
+    one of the errors of the functions. If the host does not support a limit, that is an error only
+    if the record sets the limit.
     """
     if not domain.isActive():
         return ResourcesSet(None)
@@ -49,13 +49,12 @@ def set_resources(wanted: Resources, domain: libvirt.virDomain) -> ResourcesSet:
 
 
 def pretended_resources(wanted: Resources, domain: libvirt.virDomain) -> ResourcesSet:
-    """Return `wanted` as if it were in force, for a simulated guest; nothing is set."""
+    """Return `wanted` as the limits in force, for a simulated guest, and set nothing."""
     in_force = ResourcesInForce(**wanted.model_dump()) if domain.isActive() else None
     return ResourcesSet(in_force)
 
 
 def _scheduler(wanted: Resources, domain: libvirt.virDomain) -> Iterator[InForce]:
-    """Set shares and quota; yield the values in force before and afterwards."""
     unified = _UNIFIED.exists()
     figures = resource_values.scheduler(wanted, unified=unified)
     found = domain.schedulerParametersFlags(_LIVE)
@@ -95,7 +94,6 @@ def _cpus(wanted: Resources, numbers: frozenset[int], pinned: set[frozenset[int]
 
 
 def _pinned(domain: libvirt.virDomain) -> set[frozenset[int]]:
-    """Return the sets of CPUs that the vCPUs, the emulator and the IO threads may use."""
     threads = [mask for _, mask in domain.ioThreadInfo(_LIVE)]
     masks = [*domain.vcpuPinInfo(_LIVE), domain.emulatorPinInfo(_LIVE), *threads]
     return {_set(mask) for mask in masks}
@@ -106,7 +104,7 @@ def _set(mask: Sequence[bool]) -> frozenset[int]:
 
 
 def _balloon(wanted: Resources, domain: libvirt.virDomain) -> Iterator[InForce]:
-    """Ask the guest's balloon for a size; yield the guest's memory before and afterwards.
+    """Set the target of the guest's balloon; yield the guest's memory before and afterwards.
 
     The memory is None if no limit is wanted and the guest has all its memory.
     """
@@ -130,19 +128,18 @@ _PARTS: dict[Part, set[str]] = {
     _pin: {"cpus"},
     _balloon: {"memory_bytes"},
 }
-"""Each part, with the fields of `Resources` that it sets. No part depends on another."""
+"""The fields of `Resources` that each function sets. The functions do not depend on each other."""
 
 
 def _asked(wanted: Resources, fields: set[str]) -> bool:
-    """Return True if the record limits one of these fields."""
     return any(getattr(wanted, name) != getattr(NO_LIMITS, name) for name in fields)
 
 
 def _problem(part: Part, error: libvirt.libvirtError) -> VirtbusError:
-    """Return libvirt's error of a part as a VirtbusError.
+    """Return libvirt's error of a function in `_PARTS` as a VirtbusError.
 
     libvirt calls a change an "invalid operation" if the host has no such cgroup, or the emulator
-    has no vCPU threads. Except for the balloon, this error becomes 422 `domain_unsupported`.
+    has no vCPU threads. For shares, quota and CPUs, this error becomes 422 `domain_unsupported`.
     """
     found = translated(error, DOING)
     absent = error.get_error_code() == libvirt.VIR_ERR_OPERATION_INVALID

@@ -1,9 +1,9 @@
 """Asks the servers of pools how large each volume's data is, through a QEMU without a guest.
 
 A place is the location of one volume's data on a server. A hostile server that takes over this QEMU
-finds no guest in it. The QEMU's memory, CPU time and lifetime are limited (ADR 0060). The QEMU runs
-as the user `nobody`, unless the server needs QEMU's own user (`_label`). If the agent is killed,
-libvirt ends the QEMU. If libvirt has failed to end the QEMU, the next agent's `sweep` ends it.
+finds no guest in it. The QEMU's memory, CPU time and lifetime are limited (ADR 0060). `_label`
+explains the user of the QEMU. If the agent is killed, libvirt ends the QEMU. If libvirt fails to do
+that, the next agent's `sweep` ends the QEMU.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from virtbus.schemas.pool import MESSAGE_MAX
 log = logging.getLogger(__name__)
 
 ASK_S = 20.0
-"""Time limit of a question about all places of a pool. The QEMU is then ended."""
+"""Time limit of a question about all places of a pool. At the limit, the agent ends the QEMU."""
 END_S = 40.0
 """Time limit for ending the QEMU. libvirt alone waits up to 15 s for a QEMU that does not die."""
 AGAIN_S = 60.0
-"""Delay after a sweep that libvirt did not answer."""
+"""Delay until the next try after a failed sweep."""
 _MEMORY_KIB = 512 * 1024
 _QUOTA_US = 50_000
-"""Microseconds of CPU time in each 100 ms."""
+"""CPU time of the QEMU in each 100 ms, in microseconds."""
 _NOBODY = "+65534:+65534"
 _LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
 _FLAGS = libvirt.VIR_DOMAIN_START_PAUSED | libvirt.VIR_DOMAIN_START_AUTODESTROY
@@ -45,7 +45,7 @@ _DOING = "ask a server for sizes"
 
 
 class LibvirtSizes:
-    """Asks one server at a time, so at most one worker of libvirtd ever waits for a server."""
+    """Asks one server at a time, so that at most one worker of libvirtd waits for a server."""
 
     def __init__(
         self, links: LibvirtLinks, ends: LibvirtLinks, logins: LibvirtLogins, node: str
@@ -61,7 +61,7 @@ class LibvirtSizes:
     async def asked(self, name: str, pool: ServerPool) -> dict[str, int]:
         """Return the known sizes of places in bytes, by volume.
 
-        The reasons for unknown sizes are logged when they change.
+        Log the reasons for unknown sizes when the reasons change.
         """
         if not pool.volumes:
             return {}
@@ -78,7 +78,7 @@ class LibvirtSizes:
         return dict(question.found)
 
     async def _answered(self, question: "_Question", login: Login | None) -> str:
-        """Ask the question; return why that failed, or an empty text."""
+        """Ask the question; return the reason of a failure, "" after a success."""
         late_s = self._loop.time() + ASK_S
         try:
             async with self._logins.lent([] if login is None else [login]):
@@ -95,7 +95,7 @@ class LibvirtSizes:
         self._said[name] = why
 
     async def sweep(self) -> None:
-        """End the QEMU that a killed agent or libvirtd left, as soon as libvirt answers."""
+        """End the QEMU that a killed agent or libvirtd left. Repeat until libvirt answers."""
         while True:
             async with self._turn:
                 if await self._end():
@@ -107,7 +107,7 @@ class LibvirtSizes:
         await self._end()
 
     async def _end(self) -> bool:
-        """End the QEMU, and with it each call that waits for it; return False if that failed."""
+        """End the QEMU, which also ends all calls that wait for it; return False after an error."""
         try:
             await self._ends.run(lambda one: _end(one, self._name), _DOING, timeout_s=END_S)
         except VirtbusError as error:
@@ -129,7 +129,6 @@ class _Question:
     """The reason why a size stays unknown, by volume."""
 
     def ask(self, connection: libvirt.virConnect) -> None:
-        """Start a QEMU, let it open one place after the other, and end it."""
         _end(connection, self.name)
         domain = connection.createXML(self.domain, _FLAGS)
         try:
@@ -180,8 +179,8 @@ def _domain(name: str, pool: ServerPool) -> str:
 def _label(pool: ServerPool) -> Element | None:
     """Return the label that runs QEMU as nobody, a user without access to the disks of guests.
 
-    Return None if the server needs QEMU's own user. Only that user can read the TLS keys for NBD.
-    If an NFS pool names no ids, its server serves only that user.
+    Return None if the server needs QEMU's own user. Only this user can read the TLS keys for NBD.
+    The server of an NFS pool that names no ids serves only this user.
     """
     if server_of(pool).needs_qemus_user:
         return None

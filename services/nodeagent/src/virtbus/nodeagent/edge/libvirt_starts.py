@@ -1,6 +1,6 @@
-"""Starts guests through libvirt, and knows the starts that libvirt has not ended yet.
+"""Starts guests through libvirt, and keeps a list of the starts that libvirt has not ended.
 
-A start may exceed its time limit, or its caller may be cancelled, while libvirt still works on it.
+libvirt may work on a start after the start's time limit, or after its caller was cancelled.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from virtbus.schemas.errors import Code, VirtbusError
 
 START_TIMEOUT_S = 120.0
 SLOT_S = 1.0
-"""A start that takes longer gives its slot back, because it waits for something other than CPUs."""
+"""A start that takes longer gives its slot back, because it no longer waits for CPUs."""
 _STOPPED = {DomainChange.SHUT_DOWN, DomainChange.ENDED, DomainChange.CRASHED}
 
 
@@ -26,17 +26,17 @@ class LibvirtStarts:
     """Starts guests. At most `at_once` starts hold a slot, the right to use CPUs."""
 
     def __init__(self, links: LibvirtLinks, at_once: int, *, in_process: bool) -> None:
-        """`in_process` means libvirt's test driver, which supports no flags and no descriptors."""
+        """`in_process` means libvirt's test driver, without support for flags and descriptors."""
         self._links = links
         self._slots = asyncio.Semaphore(at_once)
         self._in_process = in_process
         self._loop = asyncio.get_running_loop()
         self._starting: set[str] = set()
-        """The uids of starts that have begun, and that libvirt has not yet reported as STARTED."""
+        """The uids of starts that have begun, before libvirt reports STARTED."""
         self._calls = Counter[str]()
 
     async def run(self, uid: str, *, paused: bool, files: Mapping[str, int]) -> None:
-        """Start the guest, paused if `paused`. Return once it is up; at once if it already is."""
+        """Start the guest. Return once the guest runs, or at once if it already runs."""
         flags = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
         async with self._slot():
             held, ended = self._begun(uid, files)
@@ -70,7 +70,7 @@ class LibvirtStarts:
         return uid in self._calls
 
     def event(self, event: DomainEvent) -> DomainEvent:
-        """Return the event. The stop of a domain that is being started becomes START_FAILED."""
+        """Return `event`; the stop of a domain that is being started becomes START_FAILED."""
         if event.change is DomainChange.STARTED:
             self._starting.discard(event.uid)
         elif event.uid in self._starting and event.change in _STOPPED:
@@ -80,10 +80,10 @@ class LibvirtStarts:
     def _begun(
         self, uid: str, files: Mapping[str, int]
     ) -> tuple[dict[str, int], Callable[[], None]]:
-        """Note a start; return copies of the descriptors, and a function to call at its end.
+        """Note a start; return copies of the descriptors, and a function that notes the end.
 
-        Without copies, a late start would use descriptor numbers that meanwhile belong to files of
-        another guest. Raises VirtbusError 503 `no_descriptors`.
+        Without copies, a late start could use descriptor numbers that now belong to files of
+        another guest. Raise VirtbusError 503 `no_descriptors` if no copy can be made.
         """
         held: dict[str, int] = {}
 
@@ -108,7 +108,6 @@ class LibvirtStarts:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """Take a slot for a start. It is released after SLOT_S even if the start takes longer."""
         await self._slots.acquire()
         taken = True
 

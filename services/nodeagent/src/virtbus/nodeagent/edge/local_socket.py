@@ -28,7 +28,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serve requests to end VMs while the context is open; one request for each connection.
 
-    A client that disconnects cancels nothing: the agent completes the end of the VM.
+    If a client disconnects, the agent still completes the end of the VM.
     """
     async with background() as tasks:
 

@@ -1,6 +1,6 @@
 """Finds QEMU processes of virtbus that libvirt has lost, and ends one on request (ADR 0061).
 
-After libvirtd was killed, the next libvirtd may fail to read the state file of a guest. The guest's
+After a kill of libvirtd, the next libvirtd may fail to read the state file of a guest. The guest's
 QEMU then runs on, while libvirt reports that the guest does not run.
 """
 
@@ -24,19 +24,18 @@ log = logging.getLogger(__name__)
 PROC = Path("/proc")
 _UUID = b"-uuid"
 END_S = 10.0
-"""Time limit for a killed process to end. It ends later only if the kernel waits for a disk."""
+"""Time limit for a killed process to end. Only a process that waits for a disk takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Qemu:
-    """A QEMU process of a VM of virtbus, on this host."""
+    """A QEMU process of a VM of virtbus on this host."""
 
     uid: str
     pid: int
     arguments: bytes
 
     def uses(self, folder: Path) -> bool:
-        """Return True if the process was started with files below `folder`."""
         return os.fsencode(f"{folder}/") in self.arguments
 
     def has_open(self, file: os.stat_result) -> bool:
@@ -54,11 +53,11 @@ class Qemu:
 
     @property
     def alive(self) -> bool:
-        """Return True while this process runs. Another process may get its pid afterwards."""
+        """Return True while this process runs; False if another process has got its pid."""
         return _read(self.pid) == self
 
     def end(self) -> None:
-        """Kill the process, but not another process that has got its pid.
+        """Kill the process; do nothing if another process has got its pid.
 
         Raises:
             VirtbusError: 503 `guest_lost`: the process does not end within END_S.
@@ -68,7 +67,7 @@ class Qemu:
         except ProcessLookupError:
             return
         try:
-            if not self.alive:  # compared after the open, so the handle is of the compared process
+            if not self.alive:  # checked after the open, so that the handle is of this process
                 return
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -87,9 +86,9 @@ def qemus() -> dict[str, Qemu]:
 
 
 def _read(pid: int) -> Qemu | None:
-    """Return process `pid` if its arguments show a QEMU of virtbus: a uid, and its domain's name.
+    """Return process `pid` if its arguments have a uid and the name of that VM's domain.
 
-    A process that has ended has no arguments, so None is returned.
+    Return None for other processes, and for a process that has ended, which has no arguments.
     """
     try:
         arguments = (PROC / str(pid) / "cmdline").read_bytes()
@@ -112,10 +111,10 @@ class LostGuests:
         self._lost: dict[str, Qemu] = {}
 
     def compare(self, read: Callable[[], list[DomainFacts]]) -> list[DomainFacts]:
-        """Return the domains of `read`. A lost guest has the state LOST, with or without a domain.
+        """Return the domains of `read` and all lost guests, which have the state LOST.
 
-        libvirt knows a guest before its QEMU begins, and forgets it after its QEMU has ended. So
-        the processes are read before the domains, and again after them.
+        libvirt knows a guest before its QEMU begins, and until its QEMU has ended. So a guest is
+        lost only if its QEMU is found before `read` and still runs after `read`.
         """
         processes, found = qemus(), read()
         known = {facts.uid for facts in found if facts.active}
@@ -125,17 +124,16 @@ class LostGuests:
         return rest + [lost_facts(qemu) for qemu in lost.values()]
 
     def of(self, uid: str) -> Qemu | None:
-        """Return the process of a lost guest while it lives."""
+        """Return the process of a lost guest; None if the guest is not lost or has ended."""
         qemu = self._lost.get(uid)
         return qemu if qemu is not None and qemu.alive else None
 
     def refuse(self, uid: str) -> None:
-        """Raise 409 `guest_lost` if libvirt has lost the guest."""
         if (qemu := self.of(uid)) is not None:
             raise guest_lost(qemu.pid)
 
     async def end(self, uid: str, *, forced: bool) -> None:
-        """End the guest if it is lost and `forced` is set; no effect if it is not lost.
+        """End the guest if it is lost and `forced` is set. Do nothing if the guest is not lost.
 
         Raises:
             VirtbusError: 409 `guest_lost`: the guest is lost and `forced` is not set.
@@ -149,5 +147,5 @@ class LostGuests:
 
 
 def lost_facts(qemu: Qemu) -> DomainFacts:
-    """Return the facts of a lost guest. Its domain's metadata is unknown."""
+    """Return the facts of a lost guest. The metadata of its domain is unknown."""
     return DomainFacts(qemu.uid, DomainState.LOST, pid=qemu.pid)

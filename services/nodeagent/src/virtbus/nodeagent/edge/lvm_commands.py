@@ -15,8 +15,8 @@ _WHY_CHARS = 300
 class LvmCommands:
     """The commands for one volume group.
 
-    A command that hangs in the kernel cannot be ended. Until it is gone, further commands are
-    refused, so that they do not hang on the same device.
+    A command that hangs in the kernel cannot be ended. While a command hangs, further commands are
+    refused, because they would hang on the same device.
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
@@ -27,8 +27,8 @@ class LvmCommands:
         """Return the output of a command.
 
         Raises:
-            OSError: the command fails (the text is LVM's reason), or an earlier command still runs.
-            TimeoutError: the command does not answer.
+            OSError: the command fails (the text is LVM's reason), or an earlier command hangs.
+            TimeoutError: the command takes longer than the time limit.
         """
         if self._left is not None and self._left.returncode is None:
             raise OSError(0, f"an earlier command of LVM hangs (process {self._left.pid})")
@@ -50,16 +50,16 @@ class LvmCommands:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the commands.
+    """Return the environment of the commands, without LVM's warnings about inherited descriptors.
 
-    LVM's warnings about inherited descriptors are off: commands inherit none of the agent's.
+    The commands inherit no descriptors of the agent.
     """
     path = os.environ.get("PATH", os.defpath)
     return {"PATH": path, "LC_ALL": "C", "LVM_SUPPRESS_FD_WARNINGS": "1"}
 
 
 async def _end(process: Process) -> None:
-    """End a process that still runs. LVM delays SIGTERM while it changes the kernel's tables."""
+    """End a process if it runs. LVM delays SIGTERM while it changes the kernel's tables."""
     for end in (process.terminate, process.kill):
         if process.returncode is not None:
             return
@@ -71,6 +71,5 @@ async def _end(process: Process) -> None:
 
 
 def _reason(said: bytes) -> str:
-    """Return LVM's messages in one line, without warnings."""
     lines = (line.strip() for line in said.decode(errors="replace").splitlines())
     return "; ".join(one for one in lines if one and not one.startswith("WARNING:"))[:_WHY_CHARS]

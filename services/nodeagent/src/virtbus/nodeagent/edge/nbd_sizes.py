@@ -1,7 +1,7 @@
 """Asks a server of network block devices for the sizes of its exports (ADR 0060).
 
-The protocol is NBD's "Newstyle negotiation" (doc/proto.md of NetworkBlockDevice/nbd). No export is
-opened, and the server's answers have a bounded length.
+The protocol is NBD's "Newstyle negotiation" (doc/proto.md of NetworkBlockDevice/nbd). The module
+opens no export, and reads a bounded number of bytes.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ _MOST_BYTES, _MOST_REPLIES = 4096, 16
 
 
 async def export_sizes(host: str, port: int, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of exports in bytes, by name, as far as the server tells them.
+    """Return the sizes of exports in bytes, by name; leave out unknown sizes.
 
-    A size above DISK_MAX is left out, because no volume is that large.
+    A size above DISK_MAX counts as unknown, because no volume is that large.
     """
     found: dict[str, int] = {}
     writer: asyncio.StreamWriter | None = None
@@ -54,9 +54,9 @@ async def export_sizes(host: str, port: int, names: Iterable[str]) -> dict[str, 
 async def _size(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
 ) -> int | None:
-    """Return the size of one export, None if the server does not tell it.
+    """Return the size of one export; None if the server does not give a size.
 
-    Raises ValueError for an answer that breaks the protocol.
+    Raise ValueError for an answer that breaks the protocol.
     """
     data = struct.pack(">I", len(name)) + name.encode() + bytes(2)
     writer.write(_OPTION.pack(b"IHAVEOPT", _INFO, len(data)) + data)

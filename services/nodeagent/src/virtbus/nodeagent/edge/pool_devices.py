@@ -1,4 +1,4 @@
-"""Reports the pools of devices: their sizes, and the devices that are missing (ADR 0060)."""
+"""Reports pools that consist of block devices: sizes and missing devices (ADR 0060)."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from virtbus.schemas.pool import END_BYTES, MESSAGE_MAX, PoolReport, PoolState
 async def report_devices(
     pools: Mapping[str, PoolSettings], tell: Tell, interval_s: float = PROBE_S
 ) -> None:
-    """Report all pools of devices at an interval; return only if the node has no such pool."""
+    """Report all pools of devices each `interval_s`; return only if the node has no such pool."""
     devices = {name: one for name, one in pools.items() if isinstance(one, BlockPool)}
     while devices:
         found = [await in_thread(partial(measured, *one)) for one in devices.items()]
@@ -23,7 +23,7 @@ async def report_devices(
 
 
 def measured(name: str, pool: BlockPool) -> PoolReport:
-    """Return the state of a pool of devices. It blocks."""
+    """Return the state of a pool of devices. Blocks."""
     sizes: dict[str, int] = {}
     missing = []
     for volume, path in sorted(pool.volumes.items()):
@@ -33,7 +33,7 @@ def measured(name: str, pool: BlockPool) -> PoolReport:
                 sizes[volume] = os.lseek(device, 0, os.SEEK_END)
             finally:
                 os.close(device)
-        except OSError as error:  # also of a path that is no device, such as a FIFO
+        except OSError as error:  # also for a path that is not a device, such as a FIFO
             missing.append(f"{path} of {volume}: {error.strerror}")
     return PoolReport(
         name=name,

@@ -17,7 +17,8 @@ PLACES_S = 60.0
 on the server. Sizes change rarely."""
 BY_QEMU_S = 15.0, 600.0
 """The first and the longest interval of these questions if QEMU asks them. A question takes 1 s of
-CPU time. The interval doubles while sizes are unknown, and is the longest once all are known."""
+CPU time. The interval doubles while a size is unknown. If all sizes are known, the longest is used.
+"""
 _UNKNOWN = PoolState.GONE, ""
 _BEST_FIRST = (PoolState.READY, PoolState.SLOW, PoolState.GONE)
 
@@ -25,11 +26,11 @@ Tell = Callable[[str, Iterable[PoolReport]], None]
 
 
 Ask = Callable[[str, ServerPool], Awaitable[Mapping[str, int]]]
-"""Lets QEMU ask the server of a pool for the sizes of its places; returns the sizes by volume."""
+"""Lets QEMU ask the server of a pool (name, settings) for sizes; returns the sizes by volume."""
 
 
 class PoolServers:
-    """The pools whose data is on a server. No server delays the probes of another one."""
+    """The pools whose data is on a server. A slow server does not delay probes of other servers."""
 
     def __init__(
         self,
@@ -103,13 +104,13 @@ class PoolServers:
 
 
 async def place_sizes(pool: ServerPool) -> dict[str, int]:
-    """Return the sizes of places as an NBD server reports them, by volume."""
+    """Return the sizes of places that an NBD server reports, by volume."""
     sizes = await export_sizes(pool.host, pool.port, sorted(pool.volumes.values()))
     return {key: sizes[name] for key, name in sorted(pool.volumes.items()) if name in sizes}
 
 
 async def probed(pool: ServerPool) -> tuple[PoolState, str]:
-    """Return the best state of a server's hosts, and the reason if that state is not Ready."""
+    """Return the best state among a server's hosts, and the reason if that state is not Ready."""
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(_probed(pool, host)) for host in server_of(pool).hosts]
     found = [one.result() for one in asked]
@@ -135,7 +136,7 @@ async def _probed(pool: ServerPool, host: str) -> tuple[PoolState, str]:
 
 
 async def _answer(words: FirstWords, host: str, port: int) -> tuple[bytes, str]:
-    """Return the first bytes that a server sends, and the reason if some are missing."""
+    """Return the first bytes that a server sends, and the reason if bytes are missing."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(GONE_S):

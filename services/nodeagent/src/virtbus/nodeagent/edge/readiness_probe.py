@@ -15,21 +15,20 @@ MARKER = b"GUEST-READY"
 TAIL_BYTES = 64 * 1024
 _SOL_RAW, _ICMP_FILTER = 255, 1
 _ONLY_ECHO_REPLIES = struct.pack("=I", ~1 & 0xFFFFFFFF)
-"""A filter as in `linux/icmp.h`: its bits are the ICMP types that are not delivered. Type 0 is the
-echo reply."""
+"""A filter of `linux/icmp.h`. Each bit drops one ICMP type. Type 0, the echo reply, passes."""
 
 
 class ReadinessProbe:
     """The `Readiness` port.
 
-    A guest that never answers is probed for as long as it runs, so a probe must be cheap.
+    A probe must be cheap, because a guest that never answers is probed for as long as it runs.
     """
 
     def __init__(self, console_log: Callable[[str], Path]) -> None:
         self._console_log = console_log
         self._request = _echo_request()
         self._may_ping = False
-        """True if this process may open raw sockets. Otherwise only the console counts."""
+        """True if this process may open raw sockets. If False, only the console is read."""
         with contextlib.suppress(PermissionError), _raw():
             self._may_ping = True
 
@@ -42,7 +41,7 @@ class ReadinessProbe:
     ) -> str:
         """Wait until the guest is ready; return `GuestSaysReady` or `AddressAnswers`.
 
-        With `rebooted`, earlier console output is ignored.
+        With `rebooted`, ignore earlier console output.
         """
         console = _Console(self._console_log(uid))
         if rebooted:
@@ -62,8 +61,8 @@ class ReadinessProbe:
 class _Pings:
     """Pings one guest through a socket that is connected to the guest's address.
 
-    The kernel drops packets from other addresses. The first answer ends the probe, so only one
-    datagram of a flood is read (ADR 0029).
+    The kernel drops packets from other addresses. The first answer ends the probe, so that a flood
+    of answers costs one read (ADR 0029).
     """
 
     def __init__(self, request: bytes) -> None:
@@ -73,9 +72,9 @@ class _Pings:
         self._woken: asyncio.Future[bool] | None = None
 
     async def ping(self, address: str, wait_s: float) -> bool:
-        """Send one echo request; return True after an answer, otherwise False after `wait_s`.
+        """Send one echo request; return True after an answer, or False after `wait_s`.
 
-        Nothing is sent to an empty address.
+        With an empty address, send nothing and wait `wait_s`.
         """
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[bool] = loop.create_future()
@@ -104,11 +103,11 @@ class _Pings:
         assert self._socket is not None  # noqa: S101  the reader is removed before the close
         with contextlib.suppress(OSError):
             _packet, (source, _) = self._socket.recvfrom(64)
-            if source == self._address and self._woken:  # an older packet may be of another source
+            # Before `connect`, the socket may have received a packet from another address.
+            if source == self._address and self._woken:
                 _settle(self._woken, True)
 
     def close(self) -> None:
-        """Close the socket, if one is open."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
@@ -116,14 +115,13 @@ class _Pings:
 
 
 class _Console:
-    """A console's log. It is read again only after its size has changed."""
+    """A console's log. The log is read only after its size has changed."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._read_bytes = self._since_bytes = 0
 
     def skip(self) -> None:
-        """Ignore the output so far."""
         with contextlib.suppress(OSError):
             self._read_bytes = self._since_bytes = self._log.stat().st_size
 
@@ -133,7 +131,7 @@ class _Console:
             if size_bytes == self._read_bytes:
                 return False
             self._read_bytes = size_bytes
-            if size_bytes < self._since_bytes:  # virtlogd has begun another file
+            if size_bytes < self._since_bytes:  # virtlogd has begun a new file
                 self._since_bytes = 0
             with self._log.open("rb") as log:
                 log.seek(max(size_bytes - TAIL_BYTES, self._since_bytes))
@@ -150,13 +148,13 @@ def _settle(future: "asyncio.Future[bool]", value: bool) -> None:
 def _raw() -> socket.socket:
     """Return a socket for echo replies; raises PermissionError."""
     raw = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.IPPROTO_ICMP)
-    # otherwise the host's own "unreachable" messages arrive while a guest boots
+    # The filter drops the host's own "unreachable" messages, which arrive while a guest boots.
     raw.setsockopt(_SOL_RAW, _ICMP_FILTER, _ONLY_ECHO_REPLIES)
     return raw
 
 
 def _echo_request() -> bytes:
-    """Return an ICMP echo (RFC 792) with our pid as identifier."""
+    """Return an ICMP echo request (RFC 792) with the agent's pid as identifier."""
     body = struct.pack(">BBHHH", 8, 0, 0, os.getpid() & 0xFFFF, 1) + b"virtbus!"
     total = sum(struct.unpack(f">{len(body) // 2}H", body))
     total = (total >> 16) + (total & 0xFFFF)

@@ -9,7 +9,7 @@
 <state_dir>/vms/<uid>/commands results of the last commands
 <state_dir>/vms/<uid>/frozen   the deadline of a frozen guest (`freeze_files.py`)
 <state_dir>/vms/<uid>/seed-*   seeds
-<state_dir>/vms/<uid>/disk-*   hard links to its disks; also layer-*, backup-* (`disk_pins.py`)
+<state_dir>/vms/<uid>/disk-*   hard links to the VM's disks; also layer-*, backup-* (`disk_pins.py`)
 <state_dir>/quarantine/<entry>/ the files of a VM whose disks are in quarantine (ADR 0033)
 <run_dir>/vms/<uid>/           the console's socket
 <state_dir>/consoles/<uid>.log the console's log
@@ -60,7 +60,7 @@ class AgentFiles:
         self._lock: int | None = None
 
     def open(self, node: str) -> None:
-        """Make the directories, take the lock, read the ledger.
+        """Make the directories, take the lock, and read the ledger.
 
         Raises:
             VirtbusError: 409 `second_agent`: another agent holds the lock. 409 `other_node`: the
@@ -79,10 +79,10 @@ class AgentFiles:
         version = self._state / state_version.FILE
         if not state_version.check(self._state):
             replace(version, f"{SCHEMA_VERSION}\n".encode())
-        version.chmod(0o644)  # imaged, which has its own user, reads it at its start
+        version.chmod(0o644)  # imaged, which runs as another user, reads the file at its start
         self._check_node(node)
         for path in (*self._agent.glob(".*.part"), *self.vms.glob("*/.*.part")):
-            path.unlink(missing_ok=True)  # left by an agent that was killed
+            path.unlink(missing_ok=True)  # an agent that was killed has left the file
         self._ledger.open()
 
     def close(self) -> None:
@@ -92,7 +92,6 @@ class AgentFiles:
             self._lock = None
 
     def _check_node(self, node: str) -> None:
-        """Store the node's id if none is stored; raise 409 `other_node` if another is stored."""
         path = self._state / NODE_FILE
         kept = path.read_text().strip() if path.exists() else ""
         if not kept:
@@ -108,7 +107,7 @@ class AgentFiles:
     async def write(self, record: VmRecord) -> None:
         """Write the record and its epoch durably.
 
-        The ledger is written first, because an entry without a record is harmless.
+        The ledger is written first, because a ledger entry without a record is harmless.
         """
         folder = self.vms / check_uid(record.uid)
         self._ledger.acted(record.uid, record.epoch)
@@ -126,7 +125,7 @@ class AgentFiles:
         await self._change(save)
 
     async def _change(self, work: Callable[[], None]) -> None:
-        """Run `work`, which writes files, in a thread; raises VirtbusError 503 `state_write`."""
+        """Run `work`, which writes files, in a thread; raise VirtbusError 503 `state_write`."""
         with writing(self._state):
             await in_thread(work)
 
@@ -177,14 +176,14 @@ class AgentFiles:
         path = self.vms / check_uid(uid) / COMMANDS
 
         def save() -> None:
-            if path.parent.is_dir():  # otherwise the VM is not on this host any more
+            if path.parent.is_dir():  # without this folder, the VM has left this host
                 replace(path, json.dumps(dict(results)).encode())
 
         await self._change(save)
 
     async def remove_work(self, uid: str) -> None:
         def remove() -> None:
-            with contextlib.suppress(OSError):  # libvirt's folder; libvirt never deletes its logs
+            with contextlib.suppress(OSError):  # libvirt itself never deletes these logs
                 for path in LIBVIRT_LOGS.glob(f"{domain_name(check_uid(uid))}*.log*"):
                     path.unlink(missing_ok=True)  # also the logs of virtiofsd
             for pattern in ("seed-*", ".seed-*", f"{PINNED}*", f"{BACKUP_PIN}*"):
@@ -202,8 +201,8 @@ class AgentFiles:
         def keep() -> None:
             if not folder.is_dir():
                 return
-            for path, _, of_layer in disk_pins(folder):  # two hard links make a volume unusable
-                if not of_layer or path.lstat().st_nlink > 1:  # the last name of a file stays
+            for path, _, of_layer in disk_pins(folder):  # a volume with two links is unusable
+                if not of_layer or path.lstat().st_nlink > 1:  # a layer keeps its last name
                     path.unlink(missing_ok=True)
             shutil.rmtree(kept, ignore_errors=True)
             folder.rename(kept)
@@ -286,7 +285,7 @@ class AgentFiles:
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Return True if the file has this content. A repeated create then needs no fsync."""
+    """Return True if the file has this content. The caller then saves an fsync."""
     try:
         return path.read_bytes() == data
     except OSError:

@@ -23,17 +23,17 @@ from virtbus.schemas.network import InterfaceStatus
 from virtbus.schemas.vm import VmRecord, VmSecrets, Volume
 
 NO_CLOUD, CONFIG_DRIVE = "cidata", "config-2"
-"""The labels by which cloud-init finds its datasources."""
+"""The ISO labels by which cloud-init finds its datasources."""
 IGNITION = "seed-ignition.json"
-"""The file that QEMU shows in fw_cfg. No ISO has this name, because ISOs' names end in `.iso`."""
+"""The file that QEMU shows in fw_cfg."""
 SMALL_BYTES = 4096
-"""User data above this size has a thread of its own, because parsing it takes up to 0.2 s."""
+"""Larger user data is parsed in a separate thread, because that takes up to 0.2 s."""
 
 
 def iso(files: Mapping[str, bytes], label: str) -> bytes:
-    """Return an ISO with Joliet and Rock Ridge names, readable for any guest.
+    """Return an ISO with Joliet and Rock Ridge names, which any guest can read.
 
-    `files` has the contents by path; folders are created as needed.
+    `files` has the contents by path.
     """
     image = pycdlib.PyCdlib()
     image.new(interchange_level=3, joliet=3, rock_ridge="1.09", vol_ident=label)
@@ -62,11 +62,11 @@ class SeedIsos:
 
     def __init__(self, vms_dir: Path) -> None:
         self._vms_dir = vms_dir
-        # separate threads for users' data, so that slow parsing delays only other seeds
+        # The threads only parse user data, so that slow parsing delays nothing but other seeds.
         self._small, self._large = (ThreadPoolExecutor(1, f"seed-{n}") for n in ("small", "large"))
         self._numbers = itertools.count(1)
         self._latest: dict[str, int] = {}
-        """The number of the write that began last, by uid. It is removed when that write ends."""
+        """The number of the latest write, by uid, while that write runs."""
         self._renaming = threading.Lock()
 
     def paths(self, record: VmRecord) -> dict[str, Path]:
@@ -89,9 +89,9 @@ class SeedIsos:
     ) -> None:
         """Write each file with mode 0600, because it may contain passwords (SEC-03).
 
-        A cancelled call writes no file after its end. A thread may still parse the user's data, but
-        the result is dropped (ADR 0029). A write that a slow disk delays replaces no file of a
-        later write for the same VM.
+        A cancelled call writes no file after its end. A thread may continue to parse user data, and
+        its result is dropped (ADR 0029). If a slow disk delays a write, the write replaces no file
+        of a later write for the same VM.
         """
         secret = secrets or VmSecrets(uid=record.uid)
         volumes = tuple(volume for volume in record.spec.volumes if volume.is_iso)
@@ -112,13 +112,13 @@ class SeedIsos:
         def write_all(rendered: Mapping[Path, bytes]) -> None:
             for path, image in rendered.items():
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-                path.parent.chmod(0o711)  # QEMU's user needs access, with any umask
+                path.parent.chmod(0o711)  # gives QEMU's user access, whatever the umask is
                 replace(path, image, durable=False, rename=partial(self._rename, mine))
 
         user_bytes = _user_bytes(secret, volumes)
         mine = record.uid, next(self._numbers)
         with writing(self._vms_dir), self._begun(*mine):
-            if not user_bytes:  # no user data is parsed: one thread does all
+            if not user_bytes:  # there is no user data to parse, so one thread is enough
                 await in_thread(lambda: write_all(render()))
                 return
             pool = self._small if user_bytes <= SMALL_BYTES else self._large
@@ -127,7 +127,6 @@ class SeedIsos:
 
     @contextmanager
     def _begun(self, uid: str, number: int) -> Iterator[None]:
-        """Note a write as the latest of its VM, until the write ends."""
         self._latest[uid] = number
         try:
             yield
@@ -136,7 +135,7 @@ class SeedIsos:
                 del self._latest[uid]
 
     def _rename(self, mine: tuple[str, int], part: Path, path: Path) -> None:
-        """Move a file to its place, or remove it if a later write of the VM has begun."""
+        """Rename `part` to `path`, or remove `part` if a later write for the VM has begun."""
         uid, number = mine
         with self._renaming:
             if self._latest.get(uid) == number:
@@ -158,7 +157,6 @@ def _user_bytes(secrets: VmSecrets, volumes: Sequence[Volume]) -> int:
 def _contents(
     record: VmRecord, volume: Volume, secrets: VmSecrets, interfaces: Sequence[InterfaceStatus]
 ) -> tuple[dict[str, bytes], str]:
-    """Return the contents of a volume's files by path, and the label of its ISO."""
     if volume.file_set is not None:
         files = secrets.files.get(volume.name, volume.file_set)
         return files.contents, volume.file_set.volume_label

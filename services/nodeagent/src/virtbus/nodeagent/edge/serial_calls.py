@@ -13,11 +13,9 @@ class SerialCalls:
         self._under_way: dict[str, asyncio.Event] = {}
 
     async def begin(self, uid: str) -> None:
-        """Wait until no call of this guest is in flight, and begin one."""
         while (earlier := self._under_way.get(uid)) is not None:
             await earlier.wait()
         self._under_way[uid] = asyncio.Event()
 
     def end(self, uid: str) -> None:
-        """Record that the call has ended."""
         self._under_way.pop(uid).set()

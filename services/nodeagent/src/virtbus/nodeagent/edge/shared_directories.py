@@ -1,4 +1,4 @@
-"""Prepares the directories that guests share with their host, and finds those that guests lost.
+"""Prepares the host directories that guests mount, and finds directories whose virtiofsd ended.
 
 <run_dir>/vms/<uid>/fs/<tag>/        an empty folder: the source that libvirt gives virtiofsd
 <run_dir>/vms/<uid>/fs/<tag>.json    the directory to share, for the program in `virtiofsd.py`
@@ -40,7 +40,7 @@ class HostDirectories:
     ) -> None:
         """`program_dir` is a folder from which libvirt may run programs.
 
-        `allowed` maps each directory to the namespaces whose VMs may mount it or a directory below.
+        `allowed` maps a directory to the namespaces whose VMs may mount it, or directories below.
         """
         self._vms = run_dir / "vms"
         self._program = program_dir / PROGRAM
@@ -75,9 +75,11 @@ class HostDirectories:
     def _root(self, record: VmRecord, path: str) -> str:
         """Return the allowed directory at or above a path of the spec.
 
-        Raises VirtbusError 403 `directory_closed` if there is none, or if it is not open to the
-        VM's namespace. If the VM's owner is a client of this node, all allowed directories are
-        open.
+        A client of this node may use all allowed directories, whatever the VM's namespace is.
+
+        Raises:
+            VirtbusError: 403 `directory_closed`: no allowed directory contains the path, or the
+                directory is not open to the VM's namespace.
         """
         root = root_of(path, self._allowed)
         opened = {record.namespace, EVERY}.intersection(self._allowed.get(root, ()))
@@ -91,13 +93,12 @@ class HostDirectories:
         return root
 
     def _drop_others(self, uid: str, tags: Collection[str]) -> None:
-        """Remove an earlier run's files of tags not in `tags`: `lost` would report those tags."""
+        """Remove files of earlier runs for tags not in `tags`, because `lost` would report them."""
         for path in (self._vms / uid / "fs").glob("*.*"):
             if path.stem not in tags and path.suffix in _FILES:
                 path.unlink(missing_ok=True)
 
     def _install(self) -> None:
-        """Write the program that libvirt runs, unless the same program is there already."""
         text = (files("virtbus.nodeagent.edge") / "virtiofsd.py").read_bytes()
         with contextlib.suppress(FileNotFoundError):
             if self._program.read_bytes() == text:
@@ -148,11 +149,10 @@ class HostDirectories:
         return await in_thread(find)
 
     def _prepared(self, uid: str) -> bool:
-        """Return True if a start of the VM prepared directories."""
         return (self._vms / uid / "fs").is_dir()
 
     def _ended(self, point: Path) -> bool:
-        """Return True if virtiofsd has ended; False while it runs, or if it never started."""
+        """Return True if virtiofsd has ended; False if virtiofsd runs or never started."""
         try:
             lock = os.open(point.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -1,10 +1,10 @@
 #!/usr/bin/python3 -IS
-"""Mounts one directory of the host for a guest, then becomes virtiofsd.
+"""Mounts a directory of the host for a guest, then becomes virtiofsd.
 
 libvirt runs a copy of this file as root, with virtiofsd's arguments. The source in these arguments
-is an empty folder of the agent; the JSON file next to the folder names the directory. The mount is
-in this process' own mount namespace, so it ends with virtiofsd. Only the standard library of the
-host's Python is imported.
+is an empty folder of the agent. The JSON file next to that folder names the directory. The mount is
+in the process' own mount namespace, so it ends with virtiofsd. The program may import only the
+standard library of the host's Python.
 """
 
 from __future__ import annotations  # the host may have an older Python
@@ -20,9 +20,9 @@ from pathlib import Path
 
 PROGRAMS = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
 ENDS_S, ENDS_AGAIN_S = 3.0, 0.05
-"""Seconds that the former virtiofsd has to end, and the delay between two attempts to lock."""
+"""Time for the previous virtiofsd to end, and the delay between two attempts to lock."""
 ANSWERS_S = 20
-"""Seconds that the directory's file system has to answer. libvirt waits for this program."""
+"""Time for the directory's file system to answer. libvirt waits for this program."""
 CLONE_NEWNS = 0x20000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 1, 2, 4, 32, 4096
 MS_REC, MS_SLAVE = 1 << 14, 1 << 19
@@ -30,7 +30,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class RefusedError(Exception):
-    """The guest does not get the directory; the text says why."""
+    """The guest does not get the directory. The text gives the reason."""
 
 
 def source_of(arguments: list[str]) -> Path:
@@ -44,9 +44,9 @@ def source_of(arguments: list[str]) -> Path:
 
 
 def opened(root: str, directory: str) -> list[int]:
-    """Open all folders from `/` to a directory; return their descriptors.
+    """Open all folders from `/` to `directory`; return their descriptors.
 
-    Symbolic links are followed only in `root`, which the operator of the host chose.
+    Only `root` may have symbolic links, because the operator of the host chose it.
     """
     path = os.path.realpath(root) + directory[len(root) :]
     found = [os.open("/", _FOLDER)]
@@ -62,9 +62,11 @@ def opened(root: str, directory: str) -> list[int]:
 def lock(folders: list[int], *, readonly: bool) -> None:
     """Lock a directory against other guests until this process ends.
 
-    The folders above the directory get shared locks. So while a guest writes to a directory, no
-    other guest gets that directory or a directory below it. Another guest gets a directory above it
-    only for reading. Guests that only read share a directory. Raises BlockingIOError.
+    A writer gets an exclusive lock on the directory. So no other guest gets that directory or a
+    directory below. The folders above have shared locks, so other guests get them only for reading.
+
+    Raises:
+        BlockingIOError: another guest has a lock.
     """
     for folder in folders[:-1]:
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -74,9 +76,9 @@ def lock(folders: list[int], *, readonly: bool) -> None:
 
 
 def lock_alive(alive: int) -> None:
-    """Take the lock that says that virtiofsd lives; raises RefusedError.
+    """Take the lock that is held while virtiofsd runs; raise RefusedError after ENDS_S.
 
-    The virtiofsd of the guest's last run may need a moment to end.
+    The virtiofsd of the guest's last run may need time to end.
     """
     until_s = time.monotonic() + ENDS_S
     while True:
@@ -90,9 +92,9 @@ def lock_alive(alive: int) -> None:
 
 
 def holder(source: Path, directory: str) -> str:
-    """Return a clause, for a message, that names the holder of a lock.
+    """Return a clause for a message, which names the VM that holds the lock.
 
-    The holder is the VM of this host that has a directory at, above or below `directory`.
+    That VM has a directory at, above or below `directory`.
     """
     for path in source.parents[2].glob("*/fs/*.json"):
         other = json.loads(path.read_text())["directory"]
@@ -103,7 +105,7 @@ def holder(source: Path, directory: str) -> str:
 
 
 def own_mounts() -> None:
-    """Give this process its own mounts. Later mounts and unmounts of the host still arrive."""
+    """Give this process its own mounts. Later mounts and unmounts of the host reach them."""
     _call("unshare", CLONE_NEWNS)
     _mount("none", "/", MS_REC | MS_SLAVE)
 
@@ -127,14 +129,14 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def give_up(source: Path) -> None:
-    """End this process, whose main thread waits for a directory and sees no exception."""
+    """End the process at once, because its main thread hangs and sees no exception."""
     message = f"its file system does not answer within {ANSWERS_S} s; check its server"
     source.with_suffix(".failed").write_text(message)
     os._exit(1)
 
 
 def prepare(source: Path) -> None:
-    """Mount the directory of a source, and lock it; raises RefusedError, OSError."""
+    """Lock the directory of a source, and mount it; raises RefusedError, OSError."""
     wanted = json.loads(source.with_suffix(".json").read_text())
     alive = os.open(source.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     lock_alive(alive)
@@ -154,7 +156,7 @@ def prepare(source: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Become virtiofsd; on failure, leave the reason next to the source."""
+    """Become virtiofsd. After a failure, write the reason to a file next to the source."""
     source = source_of(argv[1:])
     try:
         prepare(source)

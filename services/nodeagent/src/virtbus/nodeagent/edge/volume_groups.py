@@ -1,7 +1,7 @@
 """Makes, grows, marks and removes the logical volumes of pools of the kind `lvm` (ADR 0088).
 
-imaged asks for each step. A mark is a tag that says how many bytes of a logical volume are filled.
-Only logical volumes with the tag of the requested volume are touched.
+imaged requests each step. A mark is an LVM tag with the number of bytes that are filled. The module
+touches only logical volumes with the tag of the requested volume.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Answer = tuple[LogicalAnswer, int | None]
 
 
 class VolumeGroup:
-    """One pool of the kind `lvm`. Its requests are answered one after the other."""
+    """One pool of the kind `lvm`. Its requests are carried out one after another."""
 
     def __init__(
         self, name: str, pool: LvmPool, commands: LvmCommands, devices: str = "/dev"
@@ -38,13 +38,13 @@ class VolumeGroup:
         self._devices = devices
         self._one_at_a_time = asyncio.Lock()
         self._gone = ""
-        """The reason why the last report failed, or why a command of a request timed out. Requests
-        are refused until a report succeeds, so that no request waits for a group that hangs."""
+        """The reason why the last report failed or a command timed out; "" if the group answers.
+        With a reason, requests are refused until a report succeeds, so that none of them hangs."""
 
     async def do(self, want: LogicalRequest) -> Answer:
-        """Carry out a request; return the answer, and the open device, if any.
+        """Carry out a request; return the answer, and an open device or None.
 
-        The caller closes the device.
+        The caller must close the device.
 
         Raises:
             OSError: LVM refuses (the text is LVM's reason), the pool has no room (ENOSPC), or the
@@ -68,7 +68,6 @@ class VolumeGroup:
             return await self._change(volume, there, want)
 
     async def measured(self) -> PoolReport:
-        """Return the state of the pool."""
         async with self._one_at_a_time:
             try:
                 report = await self._report()
@@ -135,7 +134,7 @@ class VolumeGroup:
         return await self._opened(volume, there)
 
     async def _remove(self, volume: str) -> None:
-        """Remove a logical volume; raises OSError, also if it still exists afterwards."""
+        """Remove a logical volume; raise OSError if LVM fails, or if the volume still exists."""
         await self._run(lvm.remove(self._pool, volume))
         if lvm.find(await self._volumes(), volume) is not None:
             raise OSError(0, f"LVM has not removed the logical volume of {volume}")
@@ -177,7 +176,7 @@ class VolumeGroup:
 
 
 def _open_block(path: str) -> int:
-    """Open a device for reading and writing; raises OSError, also if it is in exclusive use."""
+    """Open a device for reading and writing; raise OSError also if it is in exclusive use."""
     device = os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
     if not stat.S_ISBLK(os.fstat(device).st_mode):
         os.close(device)
@@ -200,7 +199,6 @@ def followed_groups(
 
 
 async def _report(name: str, group: VolumeGroup, tell: Tell) -> None:
-    """Report a group at an interval; never returns by itself."""
     while True:
         tell(f"group {name}", (await group.measured(),))
         await asyncio.sleep(REPORT_S)

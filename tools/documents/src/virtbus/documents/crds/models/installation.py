@@ -1,4 +1,4 @@
-"""Defines the model of the `kubevirt` object, which shows clients the version of KubeVirt's API."""
+"""Defines the model of the `kubevirt` object, in which clients read the version of the API."""
 
 from virtbus.documents.crds.models.machine import Condition
 from virtbus.documents.crds.models.part import Anything, Int64, Part, must, said

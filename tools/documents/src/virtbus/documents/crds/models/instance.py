@@ -35,7 +35,7 @@ from virtbus.documents.crds.models.volumes import (
 
 
 def by(*keys: str) -> dict[str, Any]:
-    """Return the schema keywords of a list whose items are identified by these keys."""
+    """Return the schema keywords of a list in which `keys` identify the items."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 

@@ -1,4 +1,4 @@
-"""Defines models of the guest's machine without devices: CPU, memory, clock, features, firmware."""
+"""Defines models of the guest's CPU, memory, clock, features and firmware."""
 
 from typing import Literal
 

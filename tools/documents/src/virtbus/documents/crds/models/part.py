@@ -1,4 +1,4 @@
-"""Defines building blocks of the models: documented fields, and types of JSON and Kubernetes."""
+"""Defines building blocks of the models: documented fields, and types of Kubernetes."""
 
 from typing import Annotated, Any
 
@@ -6,19 +6,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Part(BaseModel):
-    """The base of nested objects. `kubectl explain` shows the docstring of each subclass."""
+    """Base class of the models. `kubectl explain` shows the docstring of each subclass."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def said(text: str, *, max_length: int | None = None, **schema: Any) -> Any:
-    """Declare an optional field with its description, and with more keywords of its schema."""
+    """Declare an optional field with a description and additional schema keywords."""
     extra = schema or None
     return Field(default=None, description=text, max_length=max_length, json_schema_extra=extra)
 
 
 def must(text: str, **schema: Any) -> Any:
-    """Declare a required field with its description."""
+    """Declare a required field with a description and additional schema keywords."""
     # Pass no empty dict: pydantic would then drop the schema keywords of the field's type.
     return Field(description=text, json_schema_extra=schema) if schema else Field(description=text)
 

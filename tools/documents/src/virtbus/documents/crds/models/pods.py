@@ -1,4 +1,4 @@
-"""Defines models of pod fields that a VM has, too: affinity, tolerations, DNS, probes, limits."""
+"""Defines models of fields that pods and VMs share, such as affinity, DNS, probes and limits."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Defines the model of a VirtualMachine, whose run strategy decides when an instance is created."""
+"""Defines the model of a VirtualMachine, which creates instances by its run strategy."""
 
 from virtbus.documents.crds.models.datavolumes import DataVolumeTemplate
 from virtbus.documents.crds.models.devices import Disk
