@@ -35,7 +35,7 @@ _TYPES = {
     GuestQuestion.INTERFACES: libvirt.VIR_DOMAIN_GUEST_INFO_INTERFACES,
 }
 _MOST_S = 10
-"""Maximum time that libvirt waits for one answer, whatever the caller's time limit is."""
+"""Maximum time that libvirt waits for one answer, also if the caller allows more time."""
 
 
 QUICK_S = 1

@@ -2,8 +2,8 @@
 
 A blocking call delays the other calls on its connection. libvirtd serves only five calls of a
 connection at once (`max_client_requests`). libvirt's client before 10.0 may lose the wake-up of the
-thread that owns the socket ("rpc: fix race in waking up client event loop"). On 9.0, all calls on a
-connection waited while one call hung.
+thread that owns the socket. On 9.0, all calls on a connection waited while one call hung. The fix
+is the commit "rpc: fix race in waking up client event loop".
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class LibvirtLink:
 class LibvirtLinks:
     """The connections of one kind of work, with at most `at_once` calls in flight.
 
-    Calls are refused while `stuck_limit` calls hang in `threads`, of whatever kind of work.
+    Calls are refused while `stuck_limit` calls of all kinds of work hang in `threads`.
     """
 
     def __init__(self, uri: str, threads: Threads, *, at_once: int, stuck_limit: int) -> None:

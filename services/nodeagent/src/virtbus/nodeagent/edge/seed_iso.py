@@ -112,7 +112,7 @@ class SeedIsos:
         def write_all(rendered: Mapping[Path, bytes]) -> None:
             for path, image in rendered.items():
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-                path.parent.chmod(0o711)  # gives QEMU's user access, whatever the umask is
+                path.parent.chmod(0o711)  # the umask may withhold access from QEMU's user
                 replace(path, image, durable=False, rename=partial(self._rename, mine))
 
         user_bytes = _user_bytes(secret, volumes)

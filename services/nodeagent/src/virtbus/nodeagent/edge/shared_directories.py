@@ -75,7 +75,7 @@ class HostDirectories:
     def _root(self, record: VmRecord, path: str) -> str:
         """Return the allowed directory at or above a path of the spec.
 
-        A client of this node may use all allowed directories, whatever the VM's namespace is.
+        A client of this node may use all allowed directories, for a VM of any namespace.
 
         Raises:
             VirtbusError: 403 `directory_closed`: no allowed directory contains the path, or the
