@@ -60,11 +60,12 @@ class LiveReads:
         Raises:
             VirtbusError: 503 `guest_unknown`, `recovering`: the caller repeats the call. After all
                 other errors, the reading is ended, without a server, file or pin.
-            VirtbusError: 409 `guest_ended`: the guest no longer serves its disks. 409 `read_timeout`: the reader
-                did not finish in time. 409 `no_parent`: the disks lack the bitmap of the reading
-                `since`. 409 `disk_not_switchable`: the guest lacks a disk, or libvirt does not know
-                the disk. 409 `layers_differ`: libvirt names files that the guest does not use.
-                Also the errors of imaged and libvirt.
+            VirtbusError: 409 `guest_ended`: the guest no longer serves its disks. 409
+                `read_timeout`: the reader did not finish in time.
+            VirtbusError: 409 `no_parent`: the disks lack the bitmap of the reading `since`. 409
+                `layers_differ`: libvirt names files that the guest does not use.
+            VirtbusError: 409 `disk_not_switchable`: the guest lacks a disk, or libvirt does not
+                know the disk. Also the errors of imaged and libvirt.
         """
         op = read.op
         try:
