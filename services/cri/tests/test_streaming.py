@@ -3,15 +3,19 @@
 import asyncio
 import json
 import os
+import struct
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from grpc import StatusCode
 from services.cri.tests.stream_clients import SpdyClient, Tunnel, websocket
 from services.cri.tests.world import Fleet, Kubelet
 
+from virtbus.cri.core import spdy
 from virtbus.cri.edge import stream_server
+from virtbus.cri.edge.client_streams import STREAMS_AT_ONCE, SpdyStreams
 
 V4 = "v4.channel.k8s.io"
 FORWARD = "portforward.k8s.io"
@@ -101,6 +105,33 @@ async def _use(client: SpdyClient) -> None:
     assert client.got[other] == b"81:" + b"x" * 100_000
     assert (client.got[error], client.got[other_error]) == (b"", b"")
     assert b"nothing listens on port 9" in client.got[refused]
+
+
+class Recording:
+    """A connection that sends `sent`, and drops what it receives."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+
+    async def read(self) -> bytes | None:
+        data, self.sent = bytes(self.sent), bytearray()
+        return data or None
+
+    async def write(self, data: bytes) -> None: ...
+
+
+async def test_a_client_that_resets_its_streams_does_not_make_memory_grow() -> None:
+    client, raw = SpdyClient("http://127.0.0.1:1/", V4), Recording()
+    client.writer = cast("Any", SimpleNamespace(write=raw.sent.extend))
+    for _ in range(3 * STREAMS_AT_ONCE):
+        number = client.open(streamtype="other")
+        raw.sent += spdy.control(spdy.RST_STREAM, struct.pack(">II", number, 5))
+    streams = SpdyStreams(raw)
+    await streams.run()
+    kept = 0
+    while await streams.opened() is not None:
+        kept += 1
+    assert kept == STREAMS_AT_ONCE
 
 
 async def test_a_url_is_good_for_one_connection(kubelet: Kubelet) -> None:

@@ -181,7 +181,9 @@ class SpdyStreams:
                 pass
 
     async def _open(self, stream_id: int, headers: dict[str, str], *, ended: bool) -> None:
-        if len(self._pipes) >= STREAMS_AT_ONCE or stream_id in self._pipes:
+        # A stream that the client has reset counts until `opened` returns it.
+        most = max(len(self._pipes), self._opened.qsize())
+        if most >= STREAMS_AT_ONCE or stream_id in self._pipes:
             await self._raw.write(spdy.refusal(stream_id))
             return
 
