@@ -221,6 +221,17 @@ async def forget(made: World) -> Any:
     return await made.ask("forget", resource="node", node="n2")
 
 
+@played()
+async def test_a_node_with_an_unreadable_spec_is_forgotten_whole(made: World) -> None:
+    await made.host.put(subjects.join_nonce("n2"), encode(JoinNonce(nonce="x")))
+    await made.host.put(subjects.node_spec("n2"), b"\xc1")
+    await asyncio.sleep(60)  # n2 is silent
+    await made.hear(node("n1"))
+    await forget(made)
+    assert (await wanted(made, "n2")).idle
+    assert "n2" not in made.controllers["c1"]._fleet.nodes
+
+
 @played(controllers=2)
 async def test_a_node_that_is_off_since_before_the_controllers_is_shown_and_fenced(
     made: World,

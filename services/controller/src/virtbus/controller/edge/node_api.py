@@ -225,10 +225,10 @@ class NodeApi:
         def nothing(node_spec: NodeSpec) -> NodeSpec:
             return NodeSpec(node=node, requests=node_spec.requests)
 
-        await self._change(node, nothing)
+        await self._change(node, nothing, unread=NodeSpec(node=node))
         await self._bus.purge(subjects.node_hosts(node), marker_ttl_s=MARKER_TTL_S)
         await self._bus.purge(subjects.join_nonce(node), marker_ttl_s=MARKER_TTL_S)
-        await self._change(node, nothing, request)
+        await self._change(node, nothing, request, NodeSpec(node=node))
         self._fleet.drop_node(node)
         log.info("%s is forgotten", node, extra={"code": "node_forgotten", "node": node})
         self._events.node(EventKind.NODE_FORGOTTEN, node, "", f"{join.revision if join else 0}")
