@@ -1,4 +1,4 @@
-"""Layers: frozen files of disks, which disks, snapshots and clones rest on (ADR 0061)."""
+"""Layers: frozen files of a disk. Disks, snapshots and clones rest on layers (ADR 0061)."""
 
 from typing import Annotated
 

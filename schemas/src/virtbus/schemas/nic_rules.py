@@ -77,7 +77,7 @@ def _sums(nics: Mapping[int, Interface]) -> Iterator[Detail]:
 
 
 def _published(nics: Mapping[int, Interface]) -> Iterator[Detail]:
-    """Yield a problem for each published port that clashes with an earlier port or tunnels."""
+    """Yield a problem for each published port that an earlier interface or a tunnel uses."""
     earlier: list[PublishedPort] = []
     for index, nic in nics.items():
         for at, port in enumerate(nic.publish):

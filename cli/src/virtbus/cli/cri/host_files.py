@@ -43,7 +43,8 @@ unmount)
 esac
 """
 _KUBELET = ("config.yaml", "instance-config.yaml", "kubeadm-flags.env")
-"""Files in /var/lib/kubelet. The version of kubeadm decides which file has kubelet's endpoint."""
+"""Files in /var/lib/kubelet. The version of kubeadm decides which file names the
+endpoint of the container runtime."""
 
 
 class HostFiles:

@@ -1,7 +1,8 @@
-"""Answers `rpc.agent.quarantine`: a person's decisions on VMs and disks without a record.
+"""Answers `rpc.agent.quarantine`: a person's decisions on VMs and disks that the bus does not know.
 
-For each entry of the quarantine, imaged has the disks and the VM's record, and the agent has the
-seeds. The agent holds an adopted VM until the requester has written the VM's record to the bus.
+For each entry of the quarantine, imaged keeps the disks and a copy of the VM's record, and the
+agent keeps the seeds. The agent holds an adopted VM until the requester has written the VM's record
+to the bus.
 """
 
 import asyncio
@@ -110,7 +111,10 @@ class QuarantineDesk:
         return Quarantine(entries=(kept,), total=1, record=record)
 
     def _off(self, guest: VmActor) -> VmRecord:
-        """Return the record of a VM that was created again; raise 409 `not_off` if the VM is on."""
+        """Return the record of the VM that gets an entry's disks; raise 409 `not_off` if it is on.
+
+        A person has created this VM in place of the VM without a record.
+        """
         record = guest.vm.record
         if guest.vm.phase not in OFF or record.powered:
             message = f"{record.name} is not off; `virtbus vm stop {record.name}`, then repeat"

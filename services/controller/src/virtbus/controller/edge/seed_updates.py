@@ -51,8 +51,8 @@ class SeedUpdates:
         Raises:
             VirtbusError:
                 400: the network data is invalid.
-                503 `secrets_lost`: the bus lacks the VM's secrets. An update would lose secrets
-                that the spec omits.
+                503 `secrets_lost`: the bus lacks the VM's secrets. So the secrets that the spec
+                omits cannot be taken over, and would be lost.
         """
         public = without_secrets(spec)
         before, after = (one.model_dump(mode="json") for one in (record.spec, public))

@@ -58,8 +58,9 @@ class InstanceSignals(NamedTuple):
     def damaged(self) -> bool:
         """True if this instance held the key, and the value became unreadable.
 
-        No agent writes such a value, so this instance may repair the key. If the host record has a
-        takeover by another instance, even an outdated takeover, a person must decide instead.
+        No agent writes such a value, so this instance may repair the key. But if a person has ever
+        granted a takeover of the node to another instance (`takeover` of the host record), a person
+        must decide again.
         """
         word = self.record.takeover if self.record is not None else None
         own = {self.me.instance, *self.me.earlier_lives}
@@ -82,7 +83,7 @@ class InstanceSignals(NamedTuple):
 
     @property
     def stranger(self) -> bool:
-        """True if this state folder, which was copied or restored, does not know the holder."""
+        """True if this state folder does not know the holder, as a copied or restored folder."""
         return self.holder is not None and self.holder.instance not in self.me.earlier_lives
 
     @property

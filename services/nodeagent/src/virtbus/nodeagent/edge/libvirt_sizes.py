@@ -180,7 +180,7 @@ def _label(pool: ServerPool) -> Element | None:
     """Return the label that runs QEMU as nobody, a user without access to the disks of guests.
 
     Return None if the server needs QEMU's own user. Only this user can read the TLS keys for NBD.
-    The server of an NFS pool that names no ids serves only this user.
+    An NFS pool without `user` and `group` accesses its server as this user.
     """
     if server_of(pool).needs_qemus_user:
         return None
