@@ -1,5 +1,6 @@
 """A reader has one instant of a running guest, for a bounded time, and nothing of it is left."""
 
+import errno
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class ReadGuest(BackedGuest):
     serves: bool = False
     reading: Reading | None = None
     served_error: VirtbusError | None = None
+    pins_error: OSError | None = None
     lost: bool = False
     """True: libvirt does not know the guest, whose QEMU may run."""
     about: dict[str, str] = field(default_factory=dict)
@@ -72,6 +74,8 @@ class ReadGuest(BackedGuest):
         return off or not self.lost
 
     async def backup_pins(self) -> set[tuple[str, str]]:
+        if self.pins_error is not None:
+            raise self.pins_error
         return {(VM, pin.rpartition(".")[2]) for pin in self.pins}
 
 
@@ -410,6 +414,9 @@ async def test_a_reading_without_an_operation_is_ended_at_the_first_list(site: R
         site.records.clear()
         site.guest.served_error = DOWN
         site.restart()
+        site.guest.pins_error = OSError(errno.EIO, "of the disk")
+        await site.runner.round()
+        site.guest.pins_error = None
         await site.runner.round()
         assert site.guest.pins
         site.guest.served_error, site.guest.lost = None, True

@@ -181,7 +181,13 @@ class OperationRunner:
     async def _end_unknown(self, reads: LiveReads) -> None:
         busy = {vm.record.uid for vm in self._vms() if vm.phase not in OFF}
         self._unknown = False
-        if not await reads.end_unknown(self._held, busy):
+        try:
+            ended = await reads.end_unknown(self._held, busy)
+        except OSError as error:  # of the disk with the pins
+            extra = {"code": "store_error"}
+            log.warning("readings without an operation are ended later: %s", error, extra=extra)
+            ended = False
+        if not ended:
             self._unknown = True
 
     async def _guarded(self, queue: list[OperationRecord]) -> None:
