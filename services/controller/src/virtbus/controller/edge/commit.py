@@ -49,8 +49,7 @@ Fenced = tuple[NodeSpec, int]
 def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
     """Return the writes as a batch that fails if `fence` has changed meanwhile.
 
-    So a node whose fence was removed keeps its VMs. The batch begins by writing `fence` again,
-    unchanged, at its known revision.
+    So a node whose fence was removed keeps its VMs. The batch begins by a write of the same fence.
     """
     if fence is None:
         return list(writes)
@@ -106,9 +105,8 @@ class Commits:
     async def _put_secrets(self, record: VmRecord, body: bytes) -> None:
         """Store the secrets at a new revision. An existing VM keeps its secrets.
 
-        If another create of this uid has stored other secrets, a tombstone is written before they
-        are replaced. That create then cannot commit with these secrets, and must store its own
-        again.
+        Before it replaces the secrets of another create of this uid, it writes a tombstone. So that
+        create cannot commit, and must store its secrets again.
         """
         key = subjects.vm_secret(record.node, record.uid)
         there: Entry | None = None
@@ -129,8 +127,8 @@ class Commits:
     async def buried(self, uid: str, *, bury: bool = True) -> bool:
         """Return True if `uid` has no record and was not deleted.
 
-        With `bury`, also write a tombstone, so that an unfinished create cannot commit. Raise
-        ConflictError if the uid's last message changed meanwhile.
+        With `bury`, write a tombstone, so that an unfinished create cannot commit. Raises
+        ConflictError.
         """
         last = await self._bus.get(subjects.vm_anywhere(uid))
         where, _ = stands(last)
@@ -150,7 +148,6 @@ class Commits:
                 await self.claim_key(key, record, renew=renew)
 
     async def claim_key(self, key: str, record: VmRecord, *, renew: bool = False) -> None:
-        """Claim one name or address, as `claim` does."""
         body = encode(claim_value(key, record.uid))
         for _ in range(ATTEMPTS):
             try:
@@ -286,10 +283,7 @@ class Commits:
             _left(error, record.uid)
 
     async def replace(self, held: StoredVm, record: VmRecord) -> StoredVm:
-        """CAS the record over the revision that was read; raise ConflictError if it has changed.
-
-        Raise NodeFullError if the VM would reserve more capacity than its node has left.
-        """
+        """CAS the record over the revision that was read; raises ConflictError, NodeFullError."""
         key = subjects.vm_record(held.record.node, record.uid)
         write = Write(key, value := encode(record), expect=held.revision)
         with self._own_writes.writing(key, value, record):
