@@ -26,7 +26,7 @@ from virtbus.schemas.events import EventKind
 log = logging.getLogger(__name__)
 
 WAIT_S = COMMIT_MOST_S + 1.0
-"""The time from the first sight of a mark to the search for users."""
+"""The time between the first sight of a delete mark and the search for users of the object."""
 ROUND_S = 1.0
 DELIVERY_S = 5.0
 POLL_S = 0.5

@@ -20,7 +20,7 @@ NIC = "default"
 
 
 class PodNetwork(NamedTuple):
-    """A network of a pod, and the annotation that names it. The default has an empty annotation."""
+    """A network of a pod, and the annotation that names it. The default network has none."""
 
     name: str
     annotation: str = ""
