@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from virtbus.nodeagent.core.config_drive import config_drive_files
 from virtbus.nodeagent.core.seed import seed_files
 from virtbus.nodeagent.core.user_data import MAX_VALUES
-from virtbus.nodeagent.edge.seed_iso import NO_CLOUD, SeedIsos, iso
+from virtbus.nodeagent.edge.seed_iso import KEPT_BYTES, NO_CLOUD, SeedIsos, iso
 from virtbus.schemas.dns import DnsConfig
 from virtbus.schemas.ignition import Ignition
 from virtbus.schemas.network import InterfaceStatus
@@ -272,6 +272,13 @@ def test_the_iso_bears_the_label_and_plain_names_in_both_extensions() -> None:
             image.get_file_from_iso_fp(out, **where)
             assert out.getvalue() == data
     image.close()
+
+
+@pytest.mark.parametrize("filler", [b"", b"x" * KEPT_BYTES])
+def test_an_iso_has_its_own_contents_after_another_one_of_the_same_sizes(filler: bytes) -> None:
+    for letter in (b"a", b"b"):
+        contents = {"meta-data": letter * 3000, "openstack/content": letter, "filler": filler}
+        assert read_iso(iso(contents, NO_CLOUD))[1] == contents
 
 
 async def test_a_seed_is_written_for_root_only_with_the_secrets_in_it(tmp_path: Path) -> None:

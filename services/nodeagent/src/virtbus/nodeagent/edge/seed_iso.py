@@ -4,6 +4,7 @@ Only this module imports pycdlib.
 """
 
 import asyncio
+import functools
 import io
 import itertools
 import threading
@@ -30,31 +31,57 @@ SMALL_BYTES = 4096
 """Larger user data is parsed in a separate thread, because that takes up to 0.2 s."""
 
 
+KEPT_BYTES = 16 * 1024
+"""Layouts of images up to this content are kept, because pycdlib needs 1 to 2 ms of CPU for one."""
+_SECTOR_BYTES = 2048
+
+
 def iso(files: Mapping[str, bytes], label: str) -> bytes:
     """Return an ISO with Joliet and Rock Ridge names, which any guest can read.
 
-    `files` has the contents by path.
+    `files` has the contents by path. The image may have the date of an earlier image.
+    """
+    sizes = tuple((name, len(data)) for name, data in files.items())
+    small = sum(size for _, size in sizes) <= KEPT_BYTES
+    empty, offsets = _kept_layout(label, sizes) if small else _layout(label, sizes)
+    image = bytearray(empty)
+    for data, offset in zip(files.values(), offsets, strict=True):
+        image[offset : offset + len(data)] = data
+    return bytes(image)
+
+
+def _layout(label: str, sizes: tuple[tuple[str, int], ...]) -> tuple[bytes, tuple[int, ...]]:
+    """Return an image with zeros as the files' contents, and the offset of each content.
+
+    `sizes` has the path and the length of each file.
     """
     image = pycdlib.PyCdlib()
     image.new(interchange_level=3, joliet=3, rock_ridge="1.09", vol_ident=label)
     folders = {PurePosixPath(): ""}
-    for index, (name, data) in enumerate(files.items()):
+    for index, (name, size) in enumerate(sizes):
         path = PurePosixPath(name)
         for folder in reversed(path.parents):
             if folder not in folders:
                 folders[folder] = f"{folders[folder.parent]}/DIR{len(folders)}"
                 image.add_directory(folders[folder], rr_name=folder.name, joliet_path=f"/{folder}")
         image.add_fp(
-            io.BytesIO(data),
-            len(data),
+            io.BytesIO(bytes(size)),
+            size,
             f"{folders[path.parent]}/FILE{index}.;1",
             rr_name=path.name,
             joliet_path=f"/{path}",
         )
     out = io.BytesIO()
     image.write_fp(out)
+    offsets = tuple(
+        image.get_record(joliet_path=f"/{PurePosixPath(name)}").extent_location() * _SECTOR_BYTES
+        for name, _ in sizes
+    )
     image.close()
-    return out.getvalue()
+    return out.getvalue(), offsets
+
+
+_kept_layout = functools.lru_cache(maxsize=8)(_layout)
 
 
 class SeedIsos:
