@@ -1,7 +1,7 @@
 """Builds XML from elements, so that a value can only become text or an attribute (INJ-01)."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from xml.etree import ElementTree as ET
 
 Element = ET.Element
@@ -48,15 +48,16 @@ def to_text(element: Element) -> str:
 
 def _write(element: Element, write: Callable[[str], None]) -> None:
     tag, text = element.tag, element.text
-    found = "".join([f' {name}="{_escaped(value)}"' for name, value in element.items()])
+    found = "".join(
+        [
+            f' {name}="{value.translate(_QUOTED) if _needs_escape(value) else value}"'
+            for name, value in element.items()
+        ]
+    )
     if not (text or len(element)):
         write(f"<{tag}{found} />")
         return
-    write(f"<{tag}{found}>{_escaped(text, _MARKUP) if text else ''}")
+    write(f"<{tag}{found}>{text.translate(_MARKUP) if text else ''}")
     for child in element:
         _write(child, write)
     write(f"</{tag}>")
-
-
-def _escaped(value: str, escapes: Mapping[int, str] = _QUOTED) -> str:
-    return value.translate(escapes) if _needs_escape(value) else value
