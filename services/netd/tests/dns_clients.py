@@ -17,6 +17,7 @@ from services.netd.tests.pretended_host import Node, eventually
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
 from virtbus.bus.client.ports import Endpoint, Request, ServiceInfo
+from virtbus.netd.core import link_addresses
 from virtbus.netd.core.names import netns
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.edge import links
@@ -92,7 +93,7 @@ class Client:
             with Netlink() as inside:
                 link = links.find(inside, "br0")
                 assert link is not None
-                inside.do([links.add_address(link.index, address)])
+                inside.do([link_addresses.add_address(link.index, address)])
 
         await in_thread(give)
         await eventually(lambda: str(self.ip) in asking())
@@ -191,7 +192,7 @@ async def upstream(address: str = UPSTREAM) -> AsyncIterator[Upstream]:
     with Netlink() as host:
         lo = links.find(host, "lo")
         assert lo is not None
-        host.do([links.add_address(lo.index, IPv4Interface(f"{address}/32"))])
+        host.do([link_addresses.add_address(lo.index, IPv4Interface(f"{address}/32"))])
     loop = asyncio.get_running_loop()
     transport, made = await loop.create_datagram_endpoint(Upstream, (address, 53))
     server = await asyncio.start_server(made.converse, address, 53)
@@ -201,4 +202,4 @@ async def upstream(address: str = UPSTREAM) -> AsyncIterator[Upstream]:
         transport.close()
         server.close()
         with Netlink() as host:
-            host.do([links.delete_address(lo.index, IPv4Interface(f"{address}/32"))])
+            host.do([link_addresses.delete_address(lo.index, IPv4Interface(f"{address}/32"))])

@@ -10,7 +10,7 @@ from ipaddress import IPv4Interface, IPv6Interface
 import pytest
 from services.netd.tests.pretended_host import Host
 
-from virtbus.netd.core import host_end
+from virtbus.netd.core import host_end, link_addresses
 from virtbus.netd.core.names import owner_mark
 from virtbus.netd.core.netlink import NLM_F_DUMP_INTR, NLMSG_DONE
 from virtbus.netd.edge import links
@@ -99,9 +99,18 @@ def test_addresses_of_both_families_come_and_go(
     host: Host, interface: IPv4Interface | IPv6Interface
 ) -> None:
     with Netlink() as netlink:
-        netlink.do([links.add_address(1, interface), links.add_address(1, interface)])
-        assert links.KernelAddress(1, interface, is_global=True) in links.list_addresses(netlink)
-        netlink.do([links.delete_address(1, interface), links.delete_address(1, interface)])
+        netlink.do(
+            [link_addresses.add_address(1, interface), link_addresses.add_address(1, interface)]
+        )
+        assert link_addresses.KernelAddress(1, interface, is_global=True) in links.list_addresses(
+            netlink
+        )
+        netlink.do(
+            [
+                link_addresses.delete_address(1, interface),
+                link_addresses.delete_address(1, interface),
+            ]
+        )
         assert interface not in [each.interface for each in links.list_addresses(netlink)]
 
 

@@ -193,8 +193,7 @@ class Builder:
 
         Raises:
             VirtbusError: the errors of `with_cni`. The plugins have then been undone, or DEL
-            failed,
-                too.
+                failed, too.
         """
         if nic.cni is None or nic.cni.result is not None:
             return attachment

@@ -74,8 +74,13 @@ def no_ipv6(name: str) -> NetlinkCall:
     return NetlinkCall(f"no ipv6 on {name}", 19, 0, body, tolerated=(errno.EAFNOSUPPORT,))
 
 
-def plug(name: str, master: int, alias: str) -> NetlinkCall:
-    """Return the call that sets `name` up and plugs it into the bridge with index `master`."""
+def plug(name: str, master: int, *, alias: str = "", mac: str = "") -> NetlinkCall:
+    """Return the call that sets `name` up and plugs it into the bridge with index `master`.
+
+    Without `alias` or `mac`, the link keeps its own.
+    """
     body = struct.pack("=8xII", 1, 1) + text(IFLA_IFNAME, name)
-    body += attr(IFLA_MASTER, struct.pack("=I", master)) + attr(IFLA_IFALIAS, alias.encode())
+    body += attr(IFLA_MASTER, struct.pack("=I", master))
+    body += attr(IFLA_ADDRESS, mac_bytes(mac)) if mac else b""
+    body += attr(IFLA_IFALIAS, alias.encode()) if alias else b""
     return NetlinkCall(f"plug {name}", 19, 0, body)

@@ -95,7 +95,7 @@ def _plug(host: Netlink, uid: str, nic: Nic, link: SegmentLink) -> None:
     then, because the tap is still down. At a repair, the running guest is in the default VLAN.
     """
     try:
-        host.do([host_end.plug(nic.host_link, link.index, uid)])
+        host.do([host_end.plug(nic.host_link, link.index, alias=uid)])
     except NetlinkError as error:
         if error.errno == errno.EXFULL:
             raise bridge_full(nic) from error

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
-from virtbus.netd.core import names
+from virtbus.netd.core import host_end, names
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.netlink import NetlinkCall
 from virtbus.netd.core.node_groups import NodeGroupBook
@@ -294,14 +294,14 @@ def _join(uid: str, nic: Nic) -> list[NetlinkCall]:
             links.set_link(nic.tap, master=bridge, mtu=nic.mtu),
             tuning.link_state(nic),
         ]
-    wire = mac if nic.kind is NicKind.CNI and not macvlan else None
+    wire = mac if nic.kind is NicKind.CNI and not macvlan else ""
     own = mac if macvlan else None
     # A plugin's bridge may return the guest's own broadcasts (hairpin mode: flannel, Weave). From
     # these the inner bridge would learn that the guest is behind `eth`.
     deaf = [links.deaf_port(nic.eth)] if nic.kind is NicKind.CNI else []
     return [
         links.new_bridge(nic.bridge, index=bridge, mac=own),
-        links.set_link(nic.eth, up=True, master=bridge, mac=wire),
+        host_end.plug(nic.eth, bridge, mac=wire),
         *deaf,
         links.set_link(nic.tap, master=bridge, mtu=nic.mtu),
         tuning.link_state(nic),

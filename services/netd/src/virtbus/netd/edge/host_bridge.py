@@ -14,7 +14,7 @@ from ipaddress import IPv4Interface, ip_network
 from pathlib import Path
 from typing import NamedTuple
 
-from virtbus.netd.core import host_end, names
+from virtbus.netd.core import host_end, link_addresses, names
 from virtbus.netd.core.attachment import NicKind
 from virtbus.netd.core.gateways import Gateways
 from virtbus.netd.core.host_table import (
@@ -164,7 +164,7 @@ class HostBridge:
         return gone if self._forwards() else [*gone, "ip_forward: off"]
 
     @property
-    def _own(self) -> list[links.Interface]:
+    def _own(self) -> list[link_addresses.Interface]:
         if self.kind is NicKind.ISOLATED:
             return []
         six = self.gateways.six
@@ -210,7 +210,7 @@ class HostBridge:
         up = links.set_link(self.name, up=True, alias=self.mark)
         if routes6:
             forwarding.silence_autoconfiguration(self.name)
-        host.do([up, *(links.add_address(link.index, one) for one in self._own)])
+        host.do([up, *(link_addresses.add_address(link.index, one) for one in self._own)])
         self._apply()
         if not isolated:
             forwarding.begin(six=routes6)
@@ -324,7 +324,7 @@ def _is_foreign(link: links.KernelLink, mark: str) -> bool:
     return link.alias.startswith(names.OWNER_PREFIX) and link.alias != mark
 
 
-def _connects(host: Netlink, link: links.KernelLink, own: list[links.Interface]) -> bool:
+def _connects(host: Netlink, link: links.KernelLink, own: list[link_addresses.Interface]) -> bool:
     """Return True if a bridge is up and has its addresses.
 
     The kernel derives its routes from them.
@@ -334,8 +334,8 @@ def _connects(host: Netlink, link: links.KernelLink, own: list[links.Interface])
     return link.up and there.issuperset(own)
 
 
-def _connect(host: Netlink, link: links.KernelLink, own: list[links.Interface]) -> None:
+def _connect(host: Netlink, link: links.KernelLink, own: list[link_addresses.Interface]) -> None:
     up = links.set_link(link.name, up=True)
-    host.do([up, *(links.add_address(link.index, one) for one in own)])
+    host.do([up, *(link_addresses.add_address(link.index, one) for one in own)])
     extra = {"code": "host_route_back", "bridge": link.name}
     log.warning("somebody removed the route of %s; it is back", link.name, extra=extra)

@@ -22,7 +22,7 @@ def plug(host: Netlink, uid: str, nics: Sequence[tuple[Nic, int]], netns_fd: int
         mtu = bridged_mtu(nic)
         calls.append(host_end.new_veth(nic.host_link, nic.eth, netns_fd, peer_mac=wire, mtu=mtu))
         calls.append(host_end.no_ipv6(nic.host_link))
-        calls.append(host_end.plug(nic.host_link, master, uid))
+        calls.append(host_end.plug(nic.host_link, master, alias=uid))
     host.do(calls)
 
 

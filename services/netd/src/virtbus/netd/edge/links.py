@@ -1,14 +1,14 @@
-"""Builds the netlink calls for links and addresses, and reads the kernel's answers."""
+"""Builds the netlink calls for links, and reads links and addresses from the kernel's answers."""
 
 import errno
 import functools
 import struct
 import sys
-from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Interface, IPv6Interface, ip_interface
-from socket import AF_INET, AF_INET6, AF_UNSPEC
+from dataclasses import dataclass, replace
+from socket import AF_UNSPEC
 
-from virtbus.netd.core import host_end
+from virtbus.netd.core import host_end, link_addresses
+from virtbus.netd.core.link_addresses import KernelAddress
 from virtbus.netd.core.netlink import (
     HEADER_BYTES,
     NetlinkCall,
@@ -18,10 +18,8 @@ from virtbus.netd.core.netlink import (
 )
 from virtbus.netd.edge.netlink import Netlink
 from virtbus.netd.edge.rtnl import (
-    ADDRESSES,
     LINKS,
     Attribute,
-    Message,
     nest,
 )
 from virtbus.schemas.overlay import TUNNEL_PORT
@@ -33,8 +31,6 @@ _VLAN_PVID, _VLAN_UNTAGGED = 0x2, 0x4
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _INDEX_FLAGS, _INDEX_OFFSET = struct.Struct("=iI"), HEADER_BYTES + 4
 
-Interface = IPv4Interface | IPv6Interface
-
 _kept = functools.lru_cache(maxsize=128)
 """Caches encoded calls, which many namespaces share. pyroute2 takes 50 to 130 us to encode a call.
 """
@@ -45,8 +41,6 @@ _BR_VLAN_FILTERING, _BR_VLAN_DEFAULT_PVID = 7, 39
 """Numbers of attributes (`linux/if_link.h`)."""
 _U32, _NO_NSID = struct.Struct("=I"), struct.pack("=i", -1)
 _STATS64 = struct.Struct("=8Q")
-_ADDRESS = struct.Struct("=4BI")
-"""`struct ifaddrmsg` (linux/if_addr.h). The last value is the index of the link."""
 _COUNTED = (
     *("rx_packets", "tx_packets", "rx_bytes", "tx_bytes"),
     *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
@@ -125,17 +119,6 @@ class LinkDetails:
 
     None if the peer or lower link is in this namespace, or does not exist.
     """
-
-
-@dataclass(frozen=True, slots=True)
-class KernelAddress:
-    """An address of link `index`."""
-
-    index: int
-    interface: Interface
-    is_global: bool
-    label: str = field(default="", compare=False)
-    """The link's name; empty for IPv6."""
 
 
 @_kept
@@ -333,46 +316,13 @@ def list_links(netlink: Netlink) -> list[KernelLink]:
     return [KernelLink(reply) for reply in netlink.dump(LINKS.list_all("links"))]
 
 
-def add_address(index: int, interface: Interface) -> NetlinkCall:
-    """Return the call that ensures an address on link `index`."""
-    attributes, fields = _address(index, interface)
-    return ADDRESSES.ensure(f"address {interface}", *attributes, **fields)
-
-
-def delete_address(index: int, interface: Interface) -> NetlinkCall:
-    """Return the call that removes an address and its routes from link `index`."""
-    attributes, fields = _address(index, interface)
-    return ADDRESSES.delete(f"address {interface}", *attributes, gone=errno.EADDRNOTAVAIL, **fields)
-
-
-def _address(index: int, interface: Interface) -> tuple[list[Attribute], dict[str, int]]:
-    family = AF_INET if interface.version == 4 else AF_INET6
-    return (
-        [("IFA_LOCAL", str(interface.ip)), ("IFA_ADDRESS", str(interface.ip))],
-        {"family": family, "prefixlen": interface.network.prefixlen, "index": index},
-    )
-
-
 def list_addresses(
     netlink: Netlink, family: int = AF_UNSPEC, *, index: int | None = None
 ) -> list[KernelAddress]:
     """Return the namespace's addresses of a family, by default IPv4 and IPv6.
 
-    With `index`, return only the addresses of this link. Addresses of other links are not decoded.
+    With `index`, return only the addresses of this link.
     """
-    found = [
-        ADDRESSES.read(reply)
-        for reply in netlink.dump(ADDRESSES.list_all("addresses", family=family))
-        if index is None or _ADDRESS.unpack_from(reply.message, HEADER_BYTES)[-1] == index
-    ]
-    return [_read_address(each) for each in found if each["family"] in {AF_INET, AF_INET6}]
-
-
-def _read_address(message: Message) -> KernelAddress:
-    ip = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-    return KernelAddress(
-        index=message["index"],
-        interface=ip_interface((ip, message["prefixlen"])),
-        is_global=message["scope"] == 0,
-        label=(message.get_attr("IFA_LABEL") or "").partition(":")[0],
-    )
+    replies = netlink.dump(link_addresses.list_addresses(family))
+    found = [link_addresses.read_address(reply.message) for reply in replies]
+    return [each for each in found if each is not None and index in {None, each.index}]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_interface
 
-from virtbus.netd.core import masquerade
+from virtbus.netd.core import link_addresses, masquerade
 from virtbus.netd.core.attachment import Nic
 from virtbus.netd.core.host_table import ROUTER
 from virtbus.netd.core.nft_comparison import by_chain, have_equal_rules, listed_rule, sent_rule
@@ -32,7 +32,9 @@ def connect(inside: Netlink, nics: Sequence[Nic]) -> None:
     for nic in of(nics):
         for key, value in _settings(nic):
             _ensure(key, value)
-        inside.do([links.add_address(index, one) for index, one in _addresses(inside, nic)])
+        inside.do(
+            [link_addresses.add_address(index, one) for index, one in _addresses(inside, nic)]
+        )
         inside.do([put_route(route) for route in _routes(inside, nic)])
 
 
@@ -128,7 +130,7 @@ def _ensure(key: str, value: str) -> None:
         write_sysctl(key, value)
 
 
-def _addresses(inside: Netlink, nic: Nic) -> Iterator[tuple[int, links.Interface]]:
+def _addresses(inside: Netlink, nic: Nic) -> Iterator[tuple[int, link_addresses.Interface]]:
     eth, bridge = links.find(inside, nic.eth), links.find(inside, nic.bridge)
     if eth is None or bridge is None:
         return

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import ip_interface
 from pathlib import Path
 
+from virtbus.netd.core import link_addresses
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind
 from virtbus.netd.core.ipv6_frame import link_local_of
 from virtbus.netd.core.names import mac_bytes
@@ -155,7 +156,7 @@ def _address(nic: Nic) -> None:
         link = links.find(inside, nic.eth)
         if link is None:
             return
-        inside.do([links.add_address(link.index, one) for one in given])
+        inside.do([link_addresses.add_address(link.index, one) for one in given])
         inside.do([links.set_link(nic.eth, up=True)])
         routes = default_routes((nic.gateway, nic.gateway6), link.index)
         inside.do([put_route(one) for one in routes])

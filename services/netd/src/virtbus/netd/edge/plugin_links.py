@@ -20,6 +20,7 @@ from ipaddress import (
 )
 from pathlib import Path
 
+from virtbus.netd.core import link_addresses
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind, Route
 from virtbus.netd.core.cni_results import PluginLink
 from virtbus.netd.edge import links
@@ -76,7 +77,7 @@ class PluginLinks:
             return
         with Netlink() as inside:
             own = map(IPv4Interface, found.addresses)
-            inside.do([links.delete_address(index, each) for each in own])
+            inside.do([link_addresses.delete_address(index, each) for each in own])
         write_sysctl(_no_ipv6(nic), "1")
 
     def give_addresses_back(self, attachment: Attachment) -> None:
@@ -171,4 +172,6 @@ def _restore(inside: Netlink, nic: Nic) -> None:
     link = links.find(inside, nic.eth)
     if link is not None:
         write_sysctl(_no_ipv6(nic), "0")
-        inside.do([links.add_address(link.index, ip_interface(each)) for each in nic.addresses])
+        inside.do(
+            [link_addresses.add_address(link.index, ip_interface(each)) for each in nic.addresses]
+        )

@@ -34,8 +34,7 @@ def _without_init(package: str) -> None:
 _without_init("pyroute2")
 
 from pyroute2.netlink import nlmsg  # noqa: E402
-from pyroute2.netlink.rtnl import RTM_NEWADDR, RTM_NEWLINK, RTM_NEWNEIGH  # noqa: E402
-from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg  # noqa: E402
+from pyroute2.netlink.rtnl import RTM_NEWLINK, RTM_NEWNEIGH  # noqa: E402
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg  # noqa: E402
 from pyroute2.netlink.rtnl.ndmsg import ndmsg  # noqa: E402
 
@@ -105,7 +104,6 @@ class Objects:
 
 
 LINKS = Objects(ifinfmsg, RTM_NEWLINK)
-ADDRESSES = Objects(ifaddrmsg, RTM_NEWADDR)
 NEIGHBOURS = Objects(ndmsg, RTM_NEWNEIGH)
 FORWARDING = Objects(ifinfmsg, RTM_NEWNEIGH)
 """A bridge port's forwarding entries. The kernel filters them by port only if the request has a
