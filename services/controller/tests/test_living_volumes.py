@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
-from services.controller.tests.fleets import status, uid
+from services.controller.tests.fleets import node, status, uid
 from services.controller.tests.test_pools import SAN, san, tell, two_nodes
 from services.controller.tests.test_vm_api import played, refused
 from services.controller.tests.test_volume_holders import make, shown, vm
@@ -108,6 +108,23 @@ async def test_a_volume_that_a_lost_vm_has_on_its_host_is_held_by_no_other(made:
         attach = made.ask("attach", "volume", name="data", vm="vm3")
         assert (await refused(attach)).reason == "held_on_node"
         assert await made.stored(uid(2)) is None
+
+
+@played()
+async def test_the_answer_of_a_node_counts_until_the_node_is_forgotten(made: World) -> None:
+    await on_server(made)
+    yesterday = await value(made)
+    one = await vm(made, 1, "data")
+    await restore(made, DATA, yesterday)
+    await restore(made, subjects.vm_record(one.node, one.uid), None)
+    async with hosts(made, one):
+        assert (await refused(vm(made, 2, "data"))).reason == "held_on_node"
+        await asyncio.sleep(60)  # both are silent
+        other = {"n1": "n2", "n2": "n1"}[one.node]
+        await made.hear(node(other))
+        await tell(made, other, san("default.data"))
+        await made.ask("forget", "node", node=one.node)
+        assert (await vm(made, 2, "data")).node == other
 
 
 @played()

@@ -89,6 +89,9 @@ class LivingClaims:
     async def _hear(self, what: str) -> None:
         """Ask all hosts that are due; raise 503 if a living host has not answered."""
         now_s = asyncio.get_running_loop().time()
+        for node in self._asked_s.keys() - self._fleet.nodes.keys():
+            # removed from the fleet: nobody could ask it again
+            del self._asked_s[node], self._found[node], self._holders[node]
         for node in self._fleet.unheard_nodes():
             if self._fleet.silence_s(node, now_s) < SUSPECT_AFTER_S:
                 raise unheard(node, what, "it sent no heartbeat yet")
