@@ -1,6 +1,7 @@
 """The log of a container: CRI's format, rotation, restarts, and hostile guests."""
 
 import asyncio
+import errno
 import os
 import re
 from collections.abc import AsyncIterator
@@ -191,3 +192,21 @@ async def test_a_disk_that_was_full_for_a_while_costs_the_log_no_byte(
     running.cancel()
     follower.close()
     assert texts(path.read_bytes()) == b"abc\ndefghi\n"
+
+
+async def test_a_failing_disk_at_the_end_of_a_guest_ends_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    console, path = tmp_path / "console", tmp_path / "0.log"
+    console.write_bytes(b"abc\n")
+    follower = ConsoleFollower(console, path, tmp_path / "place", REAL)
+    follower.begin(fresh=False)
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "unlink", broken)
+    follower.finish()
+    follower.close()
+    assert texts(path.read_bytes()) == b"abc\n"
+    assert "Input/output error" in caplog.text

@@ -81,14 +81,19 @@ class ConsoleFollower:
         self._to = opened
 
     def finish(self) -> None:
-        """Copy the rest of an ended guest's output, and forget the position."""
+        """Copy the rest of an ended guest's output, and forget the position.
+
+        An error, for example of a broken disk, is only logged.
+        """
         try:
-            while self.copy():
-                pass
-            self._write(self._lines.flush(self._stamp()))
+            try:
+                while self.copy():
+                    pass
+                self._write(self._lines.flush(self._stamp()))
+            finally:
+                self._place.unlink(missing_ok=True)
         except OSError as error:
             log.warning("%s: %s", self._log_path, error, extra={"code": "log_failed"})
-        self._place.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files. The next process continues at the stored position."""
