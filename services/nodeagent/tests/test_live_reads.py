@@ -40,6 +40,8 @@ class ReadGuest(BackedGuest):
     reading: Reading | None = None
     served_error: VirtbusError | None = None
     pins_error: OSError | None = None
+    answer_error: VirtbusError | None = None
+    """The error with which `begin` answers although the guest serves its disks."""
     lost: bool = False
     """True: libvirt does not know the guest, whose QEMU may run."""
     about: dict[str, str] = field(default_factory=dict)
@@ -95,6 +97,8 @@ class Servers:
         guest.known.add(reading.bitmap)
         guest.about[reading.bitmap] = reading.about
         guest.serves = True
+        if guest.answer_error is not None:
+            raise guest.answer_error
 
 
 @dataclass
@@ -279,6 +283,15 @@ async def test_a_refusal_of_libvirt_leaves_nothing(site: ReadSite) -> None:
     site.guest.begin_error = FAILED
     async with site.running():
         assert await site.refused() == "libvirt_failed"
+
+
+async def test_a_lost_answer_of_libvirt_loses_no_remark_about_the_freeze(site: ReadSite) -> None:
+    site.guest.agent, site.guest.answer_error = False, DOWN
+    async with site.running():
+        assert (await site.after(2)).step == "serve"
+        await site.change(finish=True)
+        assert "not frozen" in (await site.after()).message
+    site.nothing_left()
 
 
 async def test_libvirt_that_is_away_delays_each_step(site: ReadSite) -> None:

@@ -89,6 +89,7 @@ class LiveReads:
         with asked_again():
             await self._tools.backups.keep_only(read.op.uid, None, read_bitmap(read.op.id))
         self._failed.pop(read.op.id, None)
+        self._remarks.pop(read.op.id, None)
         return state
 
     async def end_unknown(self, known: Collection[str], busy: Collection[str]) -> bool:
@@ -150,6 +151,7 @@ class LiveReads:
             for target, name in exports.items()
         }
         remark = await brief_freezes.freeze(self._tools.freezes, uid)
+        self._remarks[op.id] = remark
         try:
             with asked_again():
                 reading = Reading(op.id, pins, exports, since, read_bitmap(op.id), about)
@@ -157,7 +159,6 @@ class LiveReads:
         finally:
             if not remark:
                 await brief_freezes.thaw(self._tools.freezes, uid, "the reading has begun")
-        self._remarks[op.id] = remark
 
     async def _finish(self, read: Read, ask: Ask) -> WorkState:
         """End the server, and remove the bitmaps of all other readings of this VM."""
