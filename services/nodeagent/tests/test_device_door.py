@@ -34,7 +34,7 @@ from virtbus.nodeagent.edge.disk_files import HostDiskFiles
 from virtbus.nodeagent.edge.pool_devices import measured
 from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.node_rpc import MadeDisk
-from virtbus.schemas.pool import PoolKind, PoolState
+from virtbus.schemas.pool import END_BYTES, PoolKind, PoolState
 
 MIB = 1024**2
 SURROGATE = rb'{"pool": "\ud800", "volume": ""}'
@@ -112,6 +112,7 @@ def test_a_pool_reports_its_devices_and_those_that_are_missing(loop: str) -> Non
         4 * MIB,
         (REF.key,),
     )
+    assert found.place_bytes == {REF.key: 4 * MIB - END_BYTES}
     gone = measured("raw", pool("/dev/no-such-disk"))
     assert (gone.state, "no-such-disk of shop.data-1" in gone.message) == (PoolState.GONE, True)
 

@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from virtbus.nodeagent.edge import nbd_sizes, pool_servers
 from virtbus.nodeagent.edge.nbd_sizes import export_sizes
 from virtbus.nodeagent.edge.pool_devices import measured
 from virtbus.schemas.disk import DISK_MAX
-from virtbus.schemas.pool import END_BYTES, PoolKind, PoolState
+from virtbus.schemas.pool import PoolKind, PoolState
 
 MIB = 1024**2
 HELLO = b"NBDMAGICIHAVEOPT" + struct.pack(">H", 3)
@@ -79,17 +80,12 @@ async def test_qemus_server_tells_the_size_of_an_export(tmp_path: Path) -> None:
             serving.terminate()
 
 
-def test_a_device_has_room_for_its_volume_before_the_marks(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.write_bytes(bytes(8 * MIB))
-    pool = BlockPool.model_construct(kind=PoolKind.BLOCK, volumes={"shop.data-1": str(disk)})
-    found = measured("raw", pool)
-    assert (found.size_bytes, found.place_bytes) == (8 * MIB, {"shop.data-1": 8 * MIB - END_BYTES})
-
-
-def test_a_pool_with_a_path_that_is_no_device_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "fifo"
-    os.mkfifo(path)
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch])
+def test_a_pool_with_a_path_that_is_no_device_is_gone(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "path"
+    make(path)
     pool = BlockPool.model_construct(kind=PoolKind.BLOCK, volumes={"shop.data-1": str(path)})
     found = measured("raw", pool)
     assert found.state is PoolState.GONE

@@ -1,7 +1,9 @@
 """Reports pools that consist of block devices: sizes and missing devices (ADR 0060)."""
 
 import asyncio
+import errno
 import os
+import stat
 from collections.abc import Mapping
 from functools import partial
 
@@ -30,10 +32,12 @@ def measured(name: str, pool: BlockPool) -> PoolReport:
         try:
             device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
+                if not stat.S_ISBLK(os.fstat(device).st_mode):
+                    raise OSError(errno.ENOTBLK, os.strerror(errno.ENOTBLK))
                 sizes[volume] = os.lseek(device, 0, os.SEEK_END)
             finally:
                 os.close(device)
-        except OSError as error:  # also for a path that is not a device, such as a FIFO
+        except OSError as error:
             missing.append(f"{path} of {volume}: {error.strerror}")
     return PoolReport(
         name=name,
