@@ -87,8 +87,8 @@ async def value(made: World, key: str = DATA) -> bytes:
 async def on_server(made: World) -> None:
     """A volume on a server that two nodes reach."""
     await two_nodes(made)
-    for node in ("n1", "n2"):
-        await tell(made, node, san("default.data"))
+    for each in ("n1", "n2"):
+        await tell(made, each, san("default.data"))
     await make(made, spec=SAN)
 
 
