@@ -1,5 +1,7 @@
 """Runs the `virtbus` command and turns its result into an exit code."""
 
+import virtbus.cli.quick_start as _  # noqa: F401  before all other imports
+
 import contextlib
 import os
 import sys
