@@ -101,6 +101,11 @@ class PullWatch:
         self._synced = False
         self._listed_yet = 0
         """Number of the list's messages that have not arrived yet."""
+        self._drained = False
+        """True once a message had no successor. Messages of the list that are still missing were
+        deleted, or newer messages have replaced them and follow. The server counts a replacement a
+        little later than the removal.
+        """
         self._begun_s = 0.0
 
     def __aiter__(self) -> AsyncIterator[Entry | WatchMark]:
@@ -163,7 +168,7 @@ class PullWatch:
         self._doubt = None
         self._generation = self._link.generation
         self._raws.clear()
-        self._synced, self._next_sequence = False, 1
+        self._synced, self._drained, self._next_sequence = False, False, 1
         if self._subscription is None:
             self._inbox = self._link.inbox()
             self._subscription = await self._link.open(self._inbox, self._raws.put)
@@ -216,7 +221,7 @@ class PullWatch:
     async def _control(self, raw: Raw) -> None:
         match raw.status:
             case "100":
-                if not self._synced and self._listed_yet > 0:
+                if not (self._synced or self._drained) and self._listed_yet > 0:
                     # A heartbeat follows an idle second. A list older than a second has then lost
                     # messages. For a younger list, the heartbeat proves nothing.
                     if not self._just_begun:
@@ -254,7 +259,8 @@ class PullWatch:
         self._next_sequence += 1
         self._listed_yet -= 1
         self._ready.append(entry_of(raw.subject, raw.headers, raw.body, sequence, at_ns))
-        if pending == 0 and not self._synced:
+        self._drained = self._drained or pending == 0
+        if self._drained and self._listed_yet <= 0 and not self._synced:
             self._sync()
 
     @property
