@@ -5,9 +5,11 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from virtbus.bus.client.connection import NatsLink
+from virtbus.bus.client.nats_client import shut
 from virtbus.bus.runtime.bus_settings import BusSettings
 from virtbus.bus.runtime.tasks import background
 
@@ -78,3 +80,24 @@ async def test_a_connection_whose_server_reads_nothing_is_closed() -> None:
                 await asyncio.sleep(0)
         await asyncio.sleep(0)  # asyncio closes it in the loop's next turn
         assert transport.get_extra_info("socket").fileno() == -1
+
+
+async def test_a_connection_that_ended_after_it_was_closed_with_unsent_data_is_shut() -> None:
+    async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(read_all, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def close() -> None:
+            writer.write(bytes(8 << 20))
+            writer.close()
+            await writer.wait_closed()
+
+        client: Any = SimpleNamespace(
+            close=close, _transport=SimpleNamespace(_bare_io_writer=writer)
+        )
+        await shut(client, 5)
+    assert writer.is_closing()

@@ -133,4 +133,7 @@ async def shut(client: Client, patience_s: float) -> None:
     finally:
         writer = getattr(client._transport, "_bare_io_writer", None)
         if writer is not None:
-            writer.transport.abort()
+            # asyncio raises AttributeError if the connection has ended after a close with unsent
+            # data: its transport has forgotten the loop by then.
+            with suppress(AttributeError):
+                writer.transport.abort()
