@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -32,14 +32,10 @@ class _Wire:
                 await reader.readuntil(b"PING\r\n")
                 writer.write(b"PONG\r\n")
         self.came.set()
-        try:
+        with closing(writer), suppress(ConnectionResetError):
             await self.look.wait()
             while await reader.read(1 << 20):
                 pass
-        except ConnectionResetError:
-            pass
-        finally:
-            writer.close()
         self.ended.set()
 
     async def is_closed(self) -> bool:
@@ -83,9 +79,12 @@ async def test_a_connection_whose_server_reads_nothing_is_closed() -> None:
 
 
 async def test_a_connection_that_ended_after_it_was_closed_with_unsent_data_is_shut() -> None:
+    ended = asyncio.Event()
+
     async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
+        with closing(writer), suppress(ConnectionResetError):
+            await reader.read()
+        ended.set()
 
     async with await asyncio.start_server(read_all, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
@@ -100,4 +99,5 @@ async def test_a_connection_that_ended_after_it_was_closed_with_unsent_data_is_s
             close=close, _transport=SimpleNamespace(_bare_io_writer=writer)
         )
         await shut(client, 5)
+        await ended.wait()
     assert writer.is_closing()
