@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
 from virtbus.bus.client.memory_bus import MemoryBus, MemoryServer
+from virtbus.bus.client.ports import Entry
+from virtbus.bus.errors import OutcomeUnknownError
 from virtbus.nodeagent import instance as module
 from virtbus.nodeagent.core.instance import Me
 from virtbus.nodeagent.instance import Ownership
@@ -324,6 +328,78 @@ async def test_the_holder_of_a_node_rewrites_a_damaged_key(
     assert key is not None
     assert read(Instance, key.value).instance == own.me.instance
     assert (await claimed(disk, server)).held  # and its successor takes over as usual
+
+
+def corrupted(value: bytes, part: str) -> bytes:
+    """Return the value with a changed byte in the middle of a part."""
+    at = value.index(part.encode()) + len(part) // 2
+    return value[:at] + bytes([value[at] ^ 0x5A]) + value[at + 1 :]
+
+
+class LossyBus(MemoryBus):
+    """Its next write of the instance key arrives with a changed byte, and its answer is lost."""
+
+    corrupt: Callable[[Instance], str] | None = None
+
+    async def put(self, key: str, value: bytes, **more: Any) -> int:
+        if self.corrupt is None or key != subjects.node_instance(NODE):
+            return await super().put(key, value, **more)
+        part, self.corrupt = self.corrupt(read(Instance, value)), None
+        await super().put(key, corrupted(value, part), **more)
+        raise OutcomeUnknownError(key)
+
+
+PARTS: dict[str, Callable[[Instance], str]] = {
+    "token": lambda own: own.token,
+    "checksum": lambda own: own.token[-8:],
+    "instance": lambda own: own.instance,
+    "host": lambda own: own.host.machine,
+    "folder": lambda own: own.folder,
+    "field name": lambda _: "instance",
+}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("claiming", [True, False], ids=["claim", "renewal"])
+async def test_a_corrupt_write_of_its_own_never_costs_an_agent_its_node(
+    server: MemoryServer, part: Callable[[Instance], str], *, claiming: bool
+) -> None:
+    disk, bus = Disk(), LossyBus(server)
+    own = disk.life(bus)
+    if claiming:
+        bus.corrupt = part
+    async with asyncio.timeout(5):
+        await own.claim()
+        if not claiming:
+            bus.corrupt = part
+            with pytest.raises(OutcomeUnknownError):
+                await own.prove()
+        await own.prove()
+    assert own.held
+    assert (await claimed(disk, server)).held  # and its successor takes over as usual
+
+
+async def test_a_corrupt_answer_to_a_read_never_costs_an_agent_its_node(
+    server: MemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, bus = Disk(), MemoryBus(server)
+    own = disk.life(bus)
+    await own.claim()
+    key = subjects.node_instance(NODE)
+    intact = bus.get
+    answers = count(1)
+
+    async def get(subject: str) -> Entry | None:
+        entry = await intact(subject)
+        if entry is None or subject != key or next(answers) > 1:
+            return entry
+        stored = read(Instance, entry.value)
+        return replace(entry, value=corrupted(corrupted(entry.value, stored.token), "life-"))
+
+    own._revision -= 1  # the answer to its last write was lost
+    monkeypatch.setattr(bus, "get", get)
+    await own.prove()
+    assert own.held
 
 
 async def test_a_damaged_key_may_belong_to_a_host_after_a_takeover(

@@ -15,7 +15,15 @@ from typing import Protocol
 from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError, FullError, UnavailableError
 from virtbus.bus.runtime.process import notify
-from virtbus.nodeagent.core.instance import InstanceAction, InstanceSignals, Me, judge, replaced
+from virtbus.nodeagent.core.instance import (
+    InstanceAction,
+    InstanceSignals,
+    Me,
+    checked_token,
+    judge,
+    replaced,
+    token_is_whole,
+)
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.hosts import HostMarks, HostRecord, Instance
@@ -135,19 +143,20 @@ class Ownership:
             holder=holder,
             revision=entry.revision if entry else 0,
             heard=holder is not None and await self._heard(holder),
-            holding=self.held,
+            holding=self.held or bool(self._sent),
         )
 
     def _holder(self, entry: Entry | None) -> Instance | None:
         """Return the key's value; None if the key has no value.
 
-        If the value is unreadable or names another node, return an Instance with an empty id.
+        If the value is unreadable, names another node or has a corrupt token, return an Instance
+        with an empty id.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
             return None
         with suppress(VirtbusError):
             holder = read(Instance, entry.value)
-            if holder.node == self._node:
+            if holder.node == self._node and token_is_whole(holder.token):
                 return holder
         return Instance(node=self._node, instance="", host=HostMarks(key=""))
 
@@ -180,7 +189,7 @@ class Ownership:
 
     async def _write(self, expect: int) -> None:
         """Write the key over revision `expect`; raises as `Bus.put`."""
-        token = self._bus.sources.uuid7()
+        token = checked_token(self._bus.sources.uuid7())
         self._sent.add(token)
         value = encode(self._instance(token))
         self._revision = await self._bus.put(self._key, value, expect=expect)
@@ -248,20 +257,26 @@ class Ownership:
             holder = self._holder(entry)
             if entry is not None and holder is not None and holder.token in self._sent:
                 self._revision, self._sent = entry.revision, {holder.token}
-                return
-            await self._again(entry, holder)
+                if holder == self._instance(holder.token):
+                    return
+            else:
+                await self._again(entry, holder)
 
     async def _again(self, entry: Entry | None, holder: Instance | None) -> None:
         """Handle a changed key: the bus lost the last write, or another agent wrote the key."""
         if entry is not None and holder is not None and holder.instance == self.me.instance:
-            if entry.revision != self._revision:
-                self._lose(holder)  # a copy of this instance, with its id, wrote the key
+            # With another revision, a copy of this instance, with its id, wrote the key.
+            if entry.revision != self._revision and await self._bus.get(self._key) == entry:
+                self._lose(holder)
             await asyncio.sleep(STALE_READ_S)
             return
         signs = await self._signs(entry)
         step, _ = judge(signs)
         if step is not InstanceAction.TAKE:
-            self._lose(holder)
+            # An answer may be corrupt, so two must be equal.
+            if await self._signs(await self._bus.get(self._key)) == signs:
+                self._lose(holder)
+            return
         if signs.damaged:
             log.error("unreadable %s: writing it again", self._key, extra={"code": "bad_record"})
         self._revision = entry.revision if entry else 0
