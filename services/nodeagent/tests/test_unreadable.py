@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from services.nodeagent.tests.pretended_node import NODE, Node, eventually, in_s
 from virtbus.bus.client.ports import EntryKind
 from virtbus.nodeagent.core.ports import DomainChange, Ending
 from virtbus.schemas import bounds, subjects
+from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.model import SCHEMA_VERSION
 from virtbus.schemas.node import Fence, NodeSpec
 from virtbus.schemas.records import read_stored
 from virtbus.schemas.vm import VmSecrets
-from virtbus.schemas.wire import encode
+from virtbus.schemas.vm_status import VmStatus
+from virtbus.schemas.wire import encode, read
 
 A = uid(1)
 KEYS = {
@@ -72,6 +75,28 @@ async def test_a_damaged_value_ends_no_guest_and_delays_no_other_vm(node: Node, 
         await others_are_served(node)
         assert ends(node) == []
         assert node.domains.done.count(("start", A)) == 1
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_the_agent_writes_a_damaged_status_again_without_a_change_of_the_vm(
+    node: Node, how: str
+) -> None:
+    await node.join()
+    await node.put(record())
+    async with node.agent():
+        await eventually(in_state(node, "Running"))
+        damage(node, KEYS["status"], how)
+
+        async def repaired() -> bool:
+            entry = await node.bus.get(KEYS["status"])
+            with suppress(VirtbusError):
+                return entry is not None and read(VmStatus, entry.value).state == "Running"
+            return False
+
+        await eventually(repaired)
+        last = await node.bus.get(KEYS["status"])
+        await asyncio.sleep(0.3)  # several comparisons later
+        assert await node.bus.get(KEYS["status"]) == last  # an intact status is not written again
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KEYS if kind != "join"])

@@ -124,6 +124,8 @@ class NodeAgent:
         while True:
             await asyncio.sleep(self._tools.settings.resync_s)
             relist()
+            for actor in self.vms.actors.values():
+                actor.status_writer.verify()
 
     def _report(self) -> None:
         """Report the node's readiness and its number of held VMs in the heartbeat."""

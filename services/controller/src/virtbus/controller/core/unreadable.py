@@ -46,8 +46,8 @@ _PLACES = {
 _WAYS_OUT = {
     "record": "`virtbus bus rebuild` writes it back from its host, `virtbus vm delete {uid}` ends "
     "the VM",
-    "status": "its node writes it again with the VM's next change; if the VM is gone, `virtbus "
-    "vm delete {uid}` removes it",
+    "status": "its node writes it again within some minutes; if the VM is gone, `virtbus vm delete "
+    "{uid}` removes it",
     "name claim": "`virtbus vm delete NAME` frees the name",
     "volume": "`virtbus volume delete NAME` frees the name; data that this controller does not "
     "know stays on its node",

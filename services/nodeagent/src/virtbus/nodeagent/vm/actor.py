@@ -81,7 +81,7 @@ class VmActor:
         self._deferred: list[MachineEvent] = []
         self._queued_requests = 0
         self._unreported = False
-        self._status = StatusWriter(tools.bus)
+        self.status_writer = StatusWriter(tools.bus)
         self._writer: asyncio.Task[None] | None = None
         self._does = Actions(self.vm, tools, self.post, self.report)
 
@@ -223,7 +223,7 @@ class VmActor:
                     await self._recall(decisive=self.vm.control in RECALLS)
                     self._signal("recalled")
                 # the writer starts after `_recall`, because it could overwrite the last status
-                self._writer = group.create_task(self._status.run())
+                self._writer = group.create_task(self.status_writer.run())
                 while self.vm.phase != "gone":
                     if not self._events:
                         self._posted.clear()
@@ -241,7 +241,7 @@ class VmActor:
 
         With `decisive`, the status decides if the guest is started, so a failed read is retried.
         """
-        last_status, readable = await self._status.read_last(self.vm.record, insist=decisive)
+        last_status, readable = await self.status_writer.read_last(self.vm.record, insist=decisive)
         vm, ended = self.vm, None
         if decisive:
             ended = observation.ended_before(last_status, vm.record, self._first, readable=readable)
@@ -277,7 +277,7 @@ class VmActor:
     async def _purge_status(self) -> None:
         """Stop the writer, which could write the status again, and then purge the status."""
         assert self._writer is not None  # noqa: S101  `run` made it
-        async with self._status.putting:
+        async with self.status_writer.putting:
             self._writer.cancel()
         await purge_status(self.vm.record, self._tools.bus)
 
@@ -290,7 +290,7 @@ class VmActor:
         """
         self._unreported = self._queued_requests > 0
         if not self._unreported:
-            self._status.report(self.status())
+            self.status_writer.report(self.status())
 
     def status(self) -> VmStatus:
         return status(self.vm, self._tools.bus.sources.time_ns())

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from virtbus.bus.client.ports import Bus
+from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError
 from virtbus.bus.runtime.backoff import delays
 from virtbus.bus.runtime.small_event import SmallEvent
@@ -249,6 +249,8 @@ class StatusWriter:
         A put that hangs in a broken connection may arrive late, even after the status was purged.
         The server then refuses the put, because the revision has changed.
         """
+        self._doubtful = False
+        """True if the status on the bus may differ from the last written one."""
         self._dirty = SmallEvent()
         self._soon: asyncio.TimerHandle | None = None
         self.putting = asyncio.Lock()
@@ -270,6 +272,16 @@ class StatusWriter:
         elif self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(PASSING_S, self._tell)
 
+    def verify(self) -> None:
+        """Read the status back, and write it again if it differs.
+
+        A corrupt write can be stored and acknowledged. Without a change of the VM, the status would
+        stay unreadable.
+        """
+        if self._written is not None:
+            self._doubtful = True
+            self._dirty.set()
+
     def _tell(self) -> None:
         if self._soon is not None:
             self._soon.cancel()
@@ -283,11 +295,14 @@ class StatusWriter:
             await self._dirty.wait()
             self._dirty.clear()
             status = self._latest
-            if status is None or _same(status, self._written):
+            kept = self._written if status is not None and _same(status, self._written) else None
+            if status is None or (kept is not None and not self._doubtful):
                 continue
             try:
                 async with self.putting:
-                    self._revision = await self._put(status)
+                    if kept is None or await self._differs(kept):
+                        self._revision = await self._put(status)
+                        self._written, self._up = status, status.state in WAS_UP
             except BusError as error:
                 log.info(
                     "writing the status failed, retry in %.1f s: %s",
@@ -299,7 +314,20 @@ class StatusWriter:
                 delay_s = min(delay_s * 2, RETRY_S[1])
                 self._dirty.set()
                 continue
-            self._written, self._up, delay_s = status, status.state in WAS_UP, RETRY_S[0]
+            self._doubtful, delay_s = False, RETRY_S[0]
+
+    async def _differs(self, written: VmStatus) -> bool:
+        """Return True if another value than the written one is on the bus; raises BusError."""
+        stored = await self._read(subjects.vm_status(written.node, written.uid))
+        if stored is None or stored.kind is not EntryKind.PUT:
+            return False  # purged by a controller, because the node's statuses exceeded a limit
+        if stored.value == fitted_bytes(written):
+            return False
+        log.warning(
+            "the status on the bus is not the one that was written; writing it again",
+            extra={"code": "status_repaired", "uid": written.uid},
+        )
+        return True
 
     async def _put(self, status: VmStatus) -> int:
         """Write the status over any value; return the new revision.
@@ -313,11 +341,11 @@ class StatusWriter:
             await self._read(key)
             return await self._bus.put(key, body, expect=self._revision)
 
-    async def _read(self, key: str) -> bytes:
-        """Return the value at `key`; empty if there is none. The next put expects its revision."""
+    async def _read(self, key: str) -> Entry | None:
+        """Return the last message at `key`. The next put expects its revision."""
         entry = await self._bus.get(key)
         self._revision = entry.revision if entry is not None else 0
-        return entry.value if entry is not None else b""
+        return entry
 
     async def read_last(self, record: VmRecord, *, insist: bool) -> tuple[VmStatus | None, bool]:
         """Return the last status of a VM, and True if the read succeeded.
@@ -328,7 +356,8 @@ class StatusWriter:
         for delay_s in delays(*RETRY_S, self._bus.sources):
             try:
                 key = subjects.vm_status(record.node, record.uid)
-                body = await self._read(key)
+                entry = await self._read(key)
+                body = entry.value if entry is not None else b""
                 return self._recalled(read_stored(VmStatus, key, body) if body else None), True
             except VirtbusError as error:
                 log.warning("an earlier status is unreadable: %s", error, extra=extra)
