@@ -292,7 +292,9 @@ class NatsLink:
         """
         await asyncio.sleep(0)
         # Shielded, because the PONG of a cancelled flush ends nats-py's read loop.
-        await asyncio.shield(client.flush(FLUSH_S))
+        error = await asyncio.shield(_flushed(client))
+        if error is not None:
+            raise error
 
     async def _subscribe(self, client: DirectClient, one: _Subscribed) -> None:
         one.live = await client.listen(one.subject, one.receive, one.queue)
@@ -316,6 +318,15 @@ class NatsLink:
             self._refused.add(subject)
             return
         self._replies.fail(DeniedError, f"the credentials do not allow {subject}", subject)
+
+
+async def _flushed(client: DirectClient) -> Exception | None:
+    """Return the error. asyncio would log the traceback of one that nobody waits for any more."""
+    try:
+        await client.flush(FLUSH_S)
+    except Exception as error:  # noqa: BLE001  the caller raises it
+        return error
+    return None
 
 
 def _client(settings: BusSettings) -> DirectClient:
