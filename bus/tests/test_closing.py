@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import uvloop
+
 from virtbus.bus.client.connection import NatsLink
 from virtbus.bus.client.nats_client import shut
 from virtbus.bus.runtime.bus_settings import BusSettings
@@ -101,3 +104,29 @@ async def test_a_connection_that_ended_after_it_was_closed_with_unsent_data_is_s
         await shut(client, 5)
         await ended.wait()
     assert writer.is_closing()
+
+
+def test_a_connection_whose_transport_uvloop_has_closed_is_shut() -> None:
+    async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    async def check() -> None:
+        async with await asyncio.start_server(reset, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+
+            async def close() -> None:
+                writer.writelines([b"unsent"])
+                with suppress(ConnectionResetError):
+                    await writer.drain()
+
+            with pytest.raises(RuntimeError, match="closed"):
+                while True:
+                    await close()
+            client: Any = SimpleNamespace(
+                close=close, _transport=SimpleNamespace(_bare_io_writer=writer)
+            )
+            await shut(client, 5)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(check())

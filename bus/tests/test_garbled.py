@@ -7,10 +7,12 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
+from nats.errors import ProtocolError
 
 from virtbus.bus.client import connection
 from virtbus.bus.client.link import Raw
 from virtbus.bus.client.nats_bus import NatsBus
+from virtbus.bus.client.nats_client import DirectClient
 from virtbus.bus.client.ports import Entry, Watch, WatchMark
 from virtbus.bus.client.records import Records
 from virtbus.bus.errors import OutcomeUnknownError, UnavailableError
@@ -110,3 +112,21 @@ async def test_connection_whose_greeting_was_garbled_is_made_again(nats: Server)
         async with connection.connect(settings, name="c") as bus:
             await bus.put(KEY, b"x")
             assert bus._link.generation == 1  # the corrupt one never counted
+
+
+@pytest.mark.parametrize("task", ["_reading_task", "_flusher_task", "_ping_interval_task"])
+async def test_connection_that_lost_a_task_of_its_client_is_made_again(
+    nats: Server, task: str
+) -> None:
+    async with connection.connect(nats.settings("controller"), name="c") as bus:
+        getattr(bus._link._client, task).cancel()
+        async with asyncio.timeout(10):
+            while bus._link.generation < 2:
+                await asyncio.sleep(0.05)
+            await bus.put(KEY, b"x")
+
+
+@pytest.mark.parametrize("line", [b"-ERR 'a\xff'", b'INFO {"a":\xff}', b"INFO {1", b"PO\x0fG"])
+async def test_corrupt_line_ends_the_connection(line: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        await DirectClient()._ps.parse(line + b"\r\n")

@@ -16,7 +16,7 @@ from virtbus.bus.client import connect_options
 from virtbus.bus.client.import_shim import lean_import
 from virtbus.bus.client.link import LinkLostError, Raw, Receive
 from virtbus.bus.client.nats_bus import NatsBus
-from virtbus.bus.client.nats_client import DirectClient, shut
+from virtbus.bus.client.nats_client import DirectClient, closed_is_reset, shut
 from virtbus.bus.client.replies import Replies
 from virtbus.bus.errors import BusError, DeniedError, UnavailableError
 from virtbus.bus.runtime.backoff import delays
@@ -200,7 +200,7 @@ class NatsLink:
         nats-py flushes first. If the server is gone, the flush raises, and nats-py never calls
         closed_cb.
         """
-        while self._client is not None and self._client.is_connected and not self._lost.is_set():
+        while self._client is not None and self._client.works and not self._lost.is_set():
             await wait_for_event(self._lost, LOOK_S)
 
     async def _close(self) -> None:
@@ -269,15 +269,16 @@ class NatsLink:
         async def on_closed() -> None:
             lost.set()
 
-        await client.connect(
-            settings.servers,
-            name=self._name,
-            **connect_options.options(settings),
-            inbox_prefix=settings.inbox_prefix,
-            **connect_options.patience(settings),
-            error_cb=on_error,
-            closed_cb=on_closed,
-        )
+        with closed_is_reset():
+            await client.connect(
+                settings.servers,
+                name=self._name,
+                **connect_options.options(settings),
+                inbox_prefix=settings.inbox_prefix,
+                **connect_options.patience(settings),
+                error_cb=on_error,
+                closed_cb=on_closed,
+            )
         if not client.is_connected:
             # After a garbled first PONG, the client stays in "connecting" and never sends.
             msg = "the greeting was garbled"
@@ -323,7 +324,8 @@ class NatsLink:
 async def _flushed(client: DirectClient) -> Exception | None:
     """Return the error. asyncio would log the traceback of one that nobody waits for any more."""
     try:
-        await client.flush(FLUSH_S)
+        with closed_is_reset():
+            await client.flush(FLUSH_S)
     except Exception as error:  # noqa: BLE001  the caller raises it
         return error
     return None

@@ -7,8 +7,8 @@ module also formats a publication in one step.
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from virtbus.bus.client.import_shim import lean_import
 from virtbus.bus.client.link import Raw, Receive
@@ -67,6 +67,15 @@ class DirectClient(Client):
         if waking is not None and waking.empty():  # a queued request already wakes the flusher
             await self._flush_pending()
 
+    @property
+    def works(self) -> bool:
+        """False once the connection has ended, or a task of nats-py that reads or writes it.
+
+        nats-py calls no callback if one of its tasks ends by an unforeseen exception.
+        """
+        tasks = (self._reading_task, self._flusher_task, self._ping_interval_task)
+        return self.is_connected and not any(task is None or task.done() for task in tasks)
+
     async def _enqueue(self, command: bytes) -> None:
         """Queue a command. Join it to the last unsent command if both fit into one TLS record."""
         last = self._pending[-1] if self._pending else b""
@@ -115,10 +124,22 @@ class _DirectParser(Parser):
                 return
             rest = self.buf[end:]
             del self.buf[end:]
-            await super().parse()
+            try:
+                await super().parse()
+            except (ValueError, LookupError, TypeError) as error:  # garbled INFO, -ERR or PONG
+                raise nats.errors.ProtocolError from error
             if self.buf or self.state != AWAITING_CONTROL_LINE:
                 raise nats.errors.ProtocolError
             self.buf = rest
+
+
+@contextmanager
+def closed_is_reset() -> Iterator[None]:
+    """Raise ConnectionResetError if a transport of uvloop is closed, which raises RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionResetError(str(error)) from error
 
 
 async def shut(client: Client, patience_s: float) -> None:
@@ -127,7 +148,7 @@ async def shut(client: Client, patience_s: float) -> None:
     nats-py's `close` hangs after a failed TLS handshake, and while the server reads nothing.
     """
     try:
-        with suppress(nats.errors.Error, OSError, TimeoutError):
+        with suppress(nats.errors.Error, OSError, TimeoutError), closed_is_reset():
             async with asyncio.timeout(patience_s):
                 await client.close()
     finally:
