@@ -120,9 +120,12 @@ def test_a_connection_whose_transport_uvloop_has_closed_is_shut() -> None:
                 with suppress(ConnectionResetError):
                     await writer.drain()
 
-            with pytest.raises(RuntimeError, match="closed"):
+            async def until_closed() -> None:
                 while True:
                     await close()
+
+            with pytest.raises(RuntimeError, match="closed"):
+                await until_closed()
             client: Any = SimpleNamespace(
                 close=close, _transport=SimpleNamespace(_bare_io_writer=writer)
             )

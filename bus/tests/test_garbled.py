@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
+from typing import cast
 from urllib.parse import urlsplit
 
 import pytest
 from nats.errors import ProtocolError
 
 from virtbus.bus.client import connection
+from virtbus.bus.client.connection import NatsLink
 from virtbus.bus.client.link import Raw
 from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.client.nats_client import DirectClient
@@ -119,9 +121,10 @@ async def test_connection_that_lost_a_task_of_its_client_is_made_again(
     nats: Server, task: str
 ) -> None:
     async with connection.connect(nats.settings("controller"), name="c") as bus:
-        getattr(bus._link._client, task).cancel()
+        link = cast("NatsLink", bus._link)
+        getattr(link._client, task).cancel()
         async with asyncio.timeout(10):
-            while bus._link.generation < 2:
+            while link.generation < 2:
                 await asyncio.sleep(0.05)
             await bus.put(KEY, b"x")
 
