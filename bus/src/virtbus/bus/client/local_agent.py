@@ -18,9 +18,8 @@ from virtbus.bus.runtime import state_version
 from virtbus.bus.runtime.process import notify
 from virtbus.bus.runtime.settings import ServiceSettings
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.hosts import Instance
+from virtbus.schemas.hosts import read_either
 from virtbus.schemas.subjects import node_instance
-from virtbus.schemas.wire import read
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +150,7 @@ class LocalAgent:
         if entry is None or entry.kind is not EntryKind.PUT:
             return ""
         try:
-            held = read(Instance, entry.value)
+            held = read_either(entry.value)
         except VirtbusError:
             return ""
         return held.instance if held.node == self._node else ""

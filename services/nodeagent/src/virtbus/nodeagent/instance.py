@@ -15,18 +15,10 @@ from typing import Protocol
 from virtbus.bus.client.ports import Bus, Entry, EntryKind
 from virtbus.bus.errors import BusError, ConflictError, FullError, UnavailableError
 from virtbus.bus.runtime.process import notify
-from virtbus.nodeagent.core.instance import (
-    InstanceAction,
-    InstanceSignals,
-    Me,
-    checked_token,
-    judge,
-    replaced,
-    token_is_whole,
-)
+from virtbus.nodeagent.core.instance import InstanceAction, InstanceSignals, Me, judge, replaced
 from virtbus.schemas import subjects
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.hosts import HostMarks, HostRecord, Instance
+from virtbus.schemas.hosts import HostMarks, HostRecord, Instance, encode_twice, read_either
 from virtbus.schemas.node import NodeRecord, NodeState
 from virtbus.schemas.wire import encode, read
 
@@ -143,20 +135,19 @@ class Ownership:
             holder=holder,
             revision=entry.revision if entry else 0,
             heard=holder is not None and await self._heard(holder),
-            holding=self.held or bool(self._sent),
+            holding=self.held,
         )
 
     def _holder(self, entry: Entry | None) -> Instance | None:
         """Return the key's value; None if the key has no value.
 
-        If the value is unreadable, names another node or has a corrupt token, return an Instance
-        with an empty id.
+        If the value is unreadable or names another node, return an Instance with an empty id.
         """
         if entry is None or entry.kind is not EntryKind.PUT:
             return None
         with suppress(VirtbusError):
-            holder = read(Instance, entry.value)
-            if holder.node == self._node and token_is_whole(holder.token):
+            holder = read_either(entry.value)
+            if holder.node == self._node:
                 return holder
         return Instance(node=self._node, instance="", host=HostMarks(key=""))
 
@@ -189,9 +180,9 @@ class Ownership:
 
     async def _write(self, expect: int) -> None:
         """Write the key over revision `expect`; raises as `Bus.put`."""
-        token = checked_token(self._bus.sources.uuid7())
+        token = self._bus.sources.uuid7()
         self._sent.add(token)
-        value = encode(self._instance(token))
+        value = encode_twice(self._instance(token))
         self._revision = await self._bus.put(self._key, value, expect=expect)
         self._sent = {token}
 
@@ -257,7 +248,7 @@ class Ownership:
             holder = self._holder(entry)
             if entry is not None and holder is not None and holder.token in self._sent:
                 self._revision, self._sent = entry.revision, {holder.token}
-                if holder == self._instance(holder.token):
+                if entry.value == encode_twice(self._instance(holder.token)):
                     return
             else:
                 await self._again(entry, holder)

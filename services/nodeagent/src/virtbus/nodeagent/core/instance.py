@@ -5,15 +5,12 @@ gets the node by itself, not even without a heartbeat, because the guests of a c
 running (ADR 0031).
 """
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from virtbus.schemas.hosts import HostMarks, HostRecord, Instance
-
-UUID_LENGTH = 36
 
 
 class InstanceAction(StrEnum):
@@ -50,7 +47,7 @@ class InstanceSignals(NamedTuple):
     missing for only a few seconds.
     """
     holding: bool = False
-    """True if this instance has written the key, and found the key changed."""
+    """True if this instance held the key, and found the key changed."""
 
     @property
     def unreadable(self) -> bool:
@@ -59,9 +56,9 @@ class InstanceSignals(NamedTuple):
 
     @property
     def damaged(self) -> bool:
-        """True if this instance has written the key, and the value became unreadable.
+        """True if this instance held the key, and the value became unreadable.
 
-        No agent sends such a value, so this instance may repair the key. But if a person has ever
+        No agent writes such a value, so this instance may repair the key. But if a person has ever
         granted a takeover of the node to another instance (`takeover` of the host record), a person
         must decide again.
         """
@@ -130,16 +127,6 @@ ROWS: tuple[tuple[Callable[[InstanceSignals], bool], InstanceAction, str], ...] 
 def judge(signs: InstanceSignals) -> tuple[InstanceAction, str]:
     """Return the action and its reason, which is empty for TAKE."""
     return next((step, why) for holds, step, why in ROWS if holds(signs))
-
-
-def checked_token(unique: str) -> str:
-    """Return a token with a checksum, because a corrupt token would look like another agent's."""
-    return f"{unique}.{zlib.crc32(unique.encode()):08x}"
-
-
-def token_is_whole(token: str) -> bool:
-    """Return False for a corrupt token; earlier versions wrote tokens without a checksum."""
-    return len(token) <= UUID_LENGTH or token == checked_token(token[:UUID_LENGTH])
 
 
 def replaced(me: Me, record: HostRecord | None) -> bool:
