@@ -250,6 +250,7 @@ class Ownership:
                 self._revision, self._sent = entry.revision, {holder.token}
                 if entry.value == encode_twice(self._instance(holder.token)):
                     return
+                await asyncio.sleep(STALE_READ_S)  # corrupt, and written again
             else:
                 await self._again(entry, holder)
 
