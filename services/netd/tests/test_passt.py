@@ -282,6 +282,26 @@ async def test_a_later_netd_finds_passt_and_follows_it(node: Node) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("left", ["relay", "passt"])
+async def test_a_later_netd_starts_both_again_if_one_process_alone_is_left(
+    node: Node, left: str
+) -> None:
+    await node.attach(A, **PASST)
+    async with node.guest(A) as guest:
+        node.stop()
+        name = process_name(A, 0)
+        before = running(A)
+        (staying,) = (pid for first, pid in before.items() if (first == name) == (left == "passt"))
+        os.kill(staying, signal.SIGSTOP)  # so that it does not notice the end of the other
+        kill(A, relay=left == "passt")
+        node.wire()
+        await node.attachments.recover()
+        assert len(running(A)) == 2
+        assert not set(running(A).values()) & set(before.values())
+        await guest.ping(GATEWAY)
+
+
+@pytest.mark.integration
 async def test_a_cable_that_somebody_cut_is_mended(node: Node) -> None:
     await node.attach(A, **PASST)
     async with node.guest(A) as guest:

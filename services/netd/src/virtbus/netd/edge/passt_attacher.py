@@ -75,7 +75,10 @@ class PasstAttacher:
                 self._start(host, uid, nic, netns_fd)
 
     def _adopted(self, uid: str, nic: Nic) -> bool:
-        """Return True if passt serves the interface. Pass its processes to `started` once."""
+        """Return True if passt serves the interface. Pass its processes to `started` once.
+
+        A relay without passt ends soon: its netd was killed before passt started.
+        """
         with Netlink() as inside:
             if links.find(inside, nic.eth) is None:
                 return False
@@ -83,10 +86,15 @@ class PasstAttacher:
         if name in self._seen:
             return True
         there = passt_processes.found(name)
+        served = name in there.values() and len(there) > 1
         for process in there:
-            self.started(uid, process)
-        self._seen.update([name] if there else ())
-        return bool(there)
+            if served:
+                self.started(uid, process)
+            else:
+                passt_processes.forget(process)
+        if served:
+            self._seen.add(name)
+        return served
 
     def _start(self, host: Netlink, uid: str, nic: Nic, netns_fd: int) -> None:
         name = process_name(uid, nic.index)

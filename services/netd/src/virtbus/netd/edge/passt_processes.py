@@ -101,15 +101,19 @@ def _spawn(arguments: Sequence[str], channel: int, tap: int) -> int:
             os.close(fd)
 
 
-def found(name: str) -> list[int]:
-    """Return a pidfd of each process of an interface; the caller closes them."""
-    kept = []
+def found(name: str) -> dict[int, str]:
+    """Return a pidfd of each process of an interface, with its first argument.
+
+    The caller closes the pidfds. An interface is served while both processes run: the relay, and
+    passt, whose first argument is `name`.
+    """
+    kept = {}
     for pid, arguments in processes("cmdline"):
         if name in arguments[:_WORDS]:
             with suppress(ProcessLookupError):
                 process = os.pidfd_open(pid)
                 if _has_name(pid, name):  # The pid may belong to another process by now.
-                    kept.append(process)
+                    kept[process] = arguments[0]
                 else:
                     os.close(process)
     return kept
