@@ -177,7 +177,9 @@ def only_rules_open_a_guest(platform: Platform, login: Login, one: Json, two: Js
         platform.ask("vm.update", about)
 
     def opens() -> bool:
-        return login(one, f"nc -w 1 {target} 22 </dev/null | head -c 4") == "SSH-"
+        # a rule that drops the open connection would leave nc waiting for its end
+        asked = f"timeout 10 nc -w 1 {target} 22 </dev/null | head -c 4"
+        return login(one, asked) == "SSH-"
 
     def dropped() -> int:
         shown = json.loads(platform.cli("vm", "get", "two", "--counters", "-o", "json"))
