@@ -126,7 +126,7 @@ async def test_connection_that_lost_a_task_of_its_client_is_made_again(
         async with asyncio.timeout(10):
             while link.generation < 2:
                 await asyncio.sleep(0.05)
-            await bus.put(KEY, b"x")
+            assert await bus.put(KEY, b"x") > 0
 
 
 @pytest.mark.parametrize("line", [b"-ERR 'a\xff'", b'INFO {"a":\xff}', b"INFO {1", b"PO\x0fG"])

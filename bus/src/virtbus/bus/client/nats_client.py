@@ -69,7 +69,7 @@ class DirectClient(Client):
 
     @property
     def works(self) -> bool:
-        """False once the connection has ended, or a task of nats-py that reads or writes it.
+        """True while the connection is open and nats-py's tasks for it run.
 
         nats-py calls no callback if one of its tasks ends by an unforeseen exception.
         """
@@ -135,7 +135,7 @@ class _DirectParser(Parser):
 
 @contextmanager
 def closed_is_reset() -> Iterator[None]:
-    """Raise ConnectionResetError if a transport of uvloop is closed, which raises RuntimeError."""
+    """Raise ConnectionResetError for the RuntimeError of a transport that uvloop has closed."""
     try:
         yield
     except RuntimeError as error:
