@@ -14,7 +14,7 @@ def node_views(fleet: Fleet, now_s: float) -> Iterator[NodeView]:
         seen = fleet.nodes.get(node) or NodeSeen(unheard(node), fleet.quiet_since_s)
         load = fleet.promises.on.get(node, NOTHING)
         yield NodeView(
-            **dict(seen.record) | {"state": fleet.node_state(node, now_s)},
+            **vars(seen.record) | {"state": fleet.node_state(node, now_s)},
             images=len(fleet.images.of(node).keys),
             pools=tuple(fleet.pools.of(node).values()),
             vms=load.vms,
