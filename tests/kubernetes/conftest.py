@@ -20,6 +20,8 @@ from tests.kubernetes.virtlet_manifests import HOSTPATH
 HERE = Path(__file__).parent
 collect_ignore = [] if "VIRTBUS_VPA" in os.environ else ["test_vm_pod_vpa.py"]
 ENDS = ExitStack()
+SHARED: list[Cluster] = []
+"""The running cluster, at most one."""
 READY_S = pytest.StashKey[float]()
 """Duration of the control plane's start, seconds."""
 
@@ -27,18 +29,23 @@ READY_S = pytest.StashKey[float]()
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster that is ready. Tests use namespaces of their own and leave nothing in it."""
-    folder = programs()
-    assert folder is not None, "not built; run: make k8s-tools"
     with ENDS:
-        running = ENDS.enter_context(Cluster(folder))
-        request.config.stash[READY_S] = running.ready_s
-        yield running
+        if not SHARED:  # a module outside this folder imports this fixture, as one of its own
+            folder = programs()
+            assert folder is not None, "not built; run: make k8s-tools"
+            running = ENDS.enter_context(Cluster(folder))
+            ENDS.callback(SHARED.clear)
+            SHARED.append(running)
+            request.config.stash[READY_S] = running.ready_s
+        yield SHARED[0]
 
 
 @pytest.hookimpl(trylast=True)  # what the test itself used is gone
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     """End the control plane where no test follows that uses it: it takes CPU from all others."""
-    if nextitem is None or not nextitem.path.is_relative_to(HERE):
+    if nextitem is None or not (
+        nextitem.path.is_relative_to(HERE) or nextitem.get_closest_marker("kubernetes")
+    ):
         ENDS.close()
 
 
