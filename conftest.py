@@ -38,7 +38,7 @@ class Lanes(LoadScopeScheduling):
     """Several workers, each on a host of its own: tests of one lane run in one of them.
 
     The last worker begins with the lanes without guests. Guests use all of the CPU, and most other
-    tests wait. Side by side they leave no processor idle.
+    tests wait. Side by side, they keep the processors busy.
     """
 
     def _split_scope(self, nodeid: str) -> str:

@@ -180,12 +180,14 @@ def test_a_clone_of_a_running_vm_has_its_disk_and_another_identity(
     assert "/layers/" in rests_on(platform, "web2")
     platform.cli("vm", "flatten", "web2")
     assert "/images/" in rests_on(platform, "web2")
+    platform.cli("vm", "start", "web2", "--wait")
+    begun(platform, "web2", 3)
     platform.cli("vm", "clone", "web2", "web3", "--full")
     platform.delete("web2")
-    begun(platform, "web3", 3)
-    platform.delete("web3")
     layers = platform.state_dir / "disks" / "layers"
     until(lambda: not list(layers.glob("*")), "layers that nothing needs are removed", within_s=120)
+    begun(platform, "web3", 4)
+    platform.delete("web3")
     listed = partial(platform.cli, "volume", "list", "-o", "json")
     until(lambda: not json.loads(listed())["items"], "the volumes of a full clone go with it")
     done = json.loads(platform.cli("operation", "list", "-o", "json"))["items"]
