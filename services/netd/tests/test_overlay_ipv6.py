@@ -60,6 +60,7 @@ async def test_guests_of_two_hosts_reach_each_other_by_ipv6(
         await one.ping(FAR6)
         await one.ping(GATEWAY6)
         await one.ping(ROUTER.ip)
+        await two.ping(GATEWAY6)  # its tap forwards only some time after it was opened
         other.send(two.solicitation(one.address))  # they are on one bridge
         await guest.receive(lambda f: f[20] == ICMP6 and f[54] == 135)
         send = (

@@ -218,10 +218,12 @@ async def test_a_vm_whose_record_on_the_bus_is_of_an_older_epoch_follows_the_rec
     node.domains.done.clear()
     node.domains.set(A, state)
     await node.put(record(epoch=1))
+    started = [("start", A)] if state is DomainState.SHUT_OFF else []
     async with node.agent() as agent:
         await eventually(lambda: A in agent.vms.actors)
+        await eventually(lambda: node.domains.done == started)  # the status is of the first agent
         await eventually(in_state(node, "Running"))
         found = await node.status(A)
         assert found is not None
         assert found.epoch == 2
-    assert node.domains.done == ([("start", A)] if state is DomainState.SHUT_OFF else [])
+    assert node.domains.done == started
