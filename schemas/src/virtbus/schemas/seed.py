@@ -157,19 +157,25 @@ class CloudInit(StrictModel):
         return dict(json.loads(self.meta_data)) if self.meta_data else {}
 
     def without_secrets(self) -> Self:
-        """Return the seed without secrets, for a record.
+        """Return the seed without secrets, for a record; the same object if it contains none.
 
         SSH keys are left out as well, because they can be larger than a record may be.
         """
-        texts, lists = dict.fromkeys(_SECRET), dict.fromkeys(_SECRET_LISTS, ())
-        rest: dict[str, Any] = {"environment": {}, "meta_data": None}
-        return self.model_copy(update={**texts, **lists, **rest})
+        if all(getattr(self, name) == empty for name, empty in _WITHOUT_SECRETS.items()):
+            return self
+        return self.model_copy(update={**_WITHOUT_SECRETS, "environment": {}})
 
 
 TEXTS = ("user_data", "vendor_data", "network_data")
 """Fields that are given as text, or as base64 under the same name with `_base64`."""
 _SECRET = tuple(f"{name}{form}" for name in TEXTS for form in ("", "_base64"))
 _SECRET_LISTS = ("user_data_parts", "ssh_keys", "write_files", "host_aliases")
+_WITHOUT_SECRETS: dict[str, Any] = {
+    **dict.fromkeys(_SECRET),
+    **dict.fromkeys(_SECRET_LISTS, ()),
+    "environment": {},
+    "meta_data": None,
+}
 
 
 class CloudInitNoCloud(CloudInit):

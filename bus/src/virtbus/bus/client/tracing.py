@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -30,7 +29,8 @@ TOGETHER_S = 0.2
 OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 
-_inbound: ContextVar[str | None] = ContextVar("virtbus_traceparent", default=None)
+_current: ContextVar[str | None] = ContextVar("virtbus_traceparent", default=None)
+"""The traceparent of the running span, or of the request. Many messages are sent in a span."""
 _tracers: list["Tracer"] = []
 """The tracers of the active `recording`s, normally one. `span` uses the first."""
 
@@ -57,23 +57,18 @@ def no_span(name: str, *, uid: str = "", parent: str | None = None) -> AbstractC
 
 def current_traceparent() -> str | None:
     """Return the traceparent of the running span or of the request; None without both."""
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is not None:
-        context = trace.get_current_span().get_span_context()
-        if context.is_valid:
-            return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-    return _inbound.get()
+    return _current.get()
 
 
 @contextmanager
 def continued(traceparent: str | None) -> Iterator[None]:
     """Run the context's body in the trace of a message. An invalid traceparent is ignored."""
     valid = traceparent is not None and _TRACEPARENT.fullmatch(traceparent)
-    token = _inbound.set(traceparent if valid else None)
+    token = _current.set(traceparent if valid else None)
     try:
         yield
     finally:
-        _inbound.reset(token)
+        _current.reset(token)
 
 
 @contextmanager
@@ -87,7 +82,7 @@ def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) ->
         more: further attributes without secrets.
     """
     if not _tracers:
-        with continued(parent or _inbound.get()):
+        with continued(parent or _current.get()):
             yield
         return
     from opentelemetry import context, trace
@@ -97,6 +92,9 @@ def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) ->
         name, context=_context(parent), attributes={UID: uid, **more} if uid else more
     )
     token = context.attach(trace.set_span_in_context(running))
+    own = running.get_span_context()
+    traceparent = f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
+    outer = _current.set(traceparent)
     try:
         yield
     except BaseException as error:
@@ -104,6 +102,7 @@ def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) ->
         running.set_status(trace.Status(trace.StatusCode.ERROR, str(reason)))
         raise
     finally:
+        _current.reset(outer)
         context.detach(token)
         running.end()
 
@@ -132,7 +131,7 @@ def _context(parent: str | None) -> "Context | None":
     if parent is None:
         if trace.get_current_span().get_span_context().is_valid:
             return None
-        parent = _inbound.get()
+        parent = _current.get()
     found = _TRACEPARENT.fullmatch(parent or "")
     if found is None:
         return None

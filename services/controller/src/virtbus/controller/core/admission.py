@@ -7,12 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from virtbus.controller.core.create_problems import (
-    ROOT,
-    between_fields,
-    valid_devices,
-    valid_nics,
-)
+from virtbus.controller.core.create_problems import ROOT, between_fields, of_devices
 from virtbus.controller.core.disk_serials import SEEDS
 from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.controller.core.seed_changes import SEED_HOLDERS, network_findings
@@ -65,14 +60,11 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
         found.extend(problems(error, model=VmCreate))
     if isinstance(data, Mapping):
         found.extend(between_fields(data))
-        disks, threads = valid_devices(data)
-        found.extend(disk_problems(disks, threads))
-        found.extend(nic_problems(valid_nics(data), disks))
     unknown: list[Detail] = []
     if create is not None:
         unknown = _network_data(create, found)
     if create is None or found:
-        raise invalid(tuple(found))
+        raise invalid((*found, *of_devices(data)))
     spec = checked_spec(complete(create))
     uid = create.uid or new_uid
     public, secrets = split_secrets(spec, uid)

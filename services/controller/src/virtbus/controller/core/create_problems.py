@@ -5,22 +5,25 @@ values of a wrong type, because pydantic reports these values.
 """
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from virtbus.controller.core.disk_serials import SEEDS, mount_problems
 from virtbus.controller.core.secret_inputs import MAX_BYTES, secret_size, text_size
 from virtbus.controller.core.seed_changes import SEED_HOLDERS
 from virtbus.controller.core.sysprep import sysprep_problems
 from virtbus.schemas.disk import DISKS_MAX, Disk, IoThreads
+from virtbus.schemas.disk_rules import disk_problems
 from virtbus.schemas.errors import Detail
 from virtbus.schemas.image import is_sealed
 from virtbus.schemas.nic import NICS_MAX
+from virtbus.schemas.nic_rules import nic_problems
 from virtbus.schemas.seed import TEXTS
 from virtbus.schemas.vm import Interface
 
+_Model = TypeVar("_Model", bound=BaseModel)
 ROOT = "root"
 """The name of the volume with the image that the shorthand names."""
 _SHORTHAND = {  # field of VmCreate → the part of a full spec that it would overwrite
@@ -193,27 +196,24 @@ def _partners(
     return found
 
 
-def valid_devices(data: Mapping[str, Any]) -> tuple[dict[int, Disk], IoThreads | None]:
-    """Return valid disks by index, and valid threads. pydantic reports all other problems."""
-    domain = _map(_map(data.get("spec")).get("domain"))
-    disks, threads = {}, None
-    for index, disk in enumerate(_maps(_map(domain.get("devices")).get("disks"))[:DISKS_MAX]):
-        with contextlib.suppress(ValidationError):
-            disks[index] = Disk.model_validate(disk)
-    if domain.get("io_threads") is not None:
-        with contextlib.suppress(ValidationError):
-            threads = IoThreads.model_validate(domain["io_threads"])
-    return disks, threads
+def of_devices(data: object) -> Iterator[Detail]:
+    """Yield the problems between valid devices. pydantic reports the problems of invalid ones."""
+    domain = _map(_map(_map(data).get("spec")).get("domain"))
+    devices = _map(domain.get("devices"))
+    disks = _valid(Disk, _maps(devices.get("disks"))[:DISKS_MAX])
+    threads = _valid(IoThreads, [_map(domain.get("io_threads"))])
+    nics = _valid(Interface, _maps(devices.get("interfaces"))[:NICS_MAX])
+    yield from disk_problems(disks, threads.get(0))
+    yield from nic_problems(nics, disks)
 
 
-def valid_nics(data: Mapping[str, Any]) -> dict[int, Interface]:
-    """Return valid interfaces by index. pydantic reports the problems of invalid interfaces."""
-    devices = _map(_map(_map(data.get("spec")).get("domain")).get("devices"))
-    nics = {}
-    for index, nic in enumerate(_maps(devices.get("interfaces"))[:NICS_MAX]):
+def _valid(model: type[_Model], items: list[Mapping[str, Any]]) -> dict[int, _Model]:
+    """Return the valid items by index."""
+    found = {}
+    for index, item in enumerate(items):
         with contextlib.suppress(ValidationError):
-            nics[index] = Interface.model_validate(nic)
-    return nics
+            found[index] = model.model_validate(item)
+    return found
 
 
 def _empty_drive(device: Mapping[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Decides a node's state from its last report and the length of its silence."""
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from virtbus.schemas.errors import Code, VirtbusError
@@ -84,6 +85,13 @@ def node_not_found(node: str) -> VirtbusError:
 
 def state_of(signs: NodeSignals) -> NodeState:
     """Return the node's state."""
+    if signs.silence_s <= SUSPECT_AFTER_S:  # no row distinguishes shorter silences
+        signs = signs._replace(silence_s=0.0)
+    return _state_of(signs)
+
+
+@lru_cache(maxsize=64)  # a create shows the VM three times, nearly always with the same signals
+def _state_of(signs: NodeSignals) -> NodeState:
     return next(state for state, holds in ROWS if holds(signs))
 
 

@@ -1,6 +1,7 @@
 """Separates the secret inputs of a VM from its record."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any, TypeGuard
 
 from virtbus.controller.core.seed_changes import SEED_HOLDERS
@@ -44,8 +45,13 @@ def _of_pull(volume: Volume) -> str:
 
 
 def without_secrets(spec: VmSpec, holders: Sequence[str] = SEED_HOLDERS) -> VmSpec:
-    """Return the spec without the secrets in its Ignition and in its volumes' `holders` fields."""
+    """Return the spec without the secrets in its Ignition and in its volumes' `holders` fields.
+
+    It is the same object if it contains none.
+    """
     volumes = tuple(_bare(volume, holders) for volume in spec.volumes)
+    if spec.ignition is None and all(map(is_, volumes, spec.volumes)):
+        return spec
     ignition = spec.ignition.without_secrets() if spec.ignition is not None else None
     return spec.model_copy(update={"volumes": volumes, "ignition": ignition})
 
