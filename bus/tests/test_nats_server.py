@@ -24,6 +24,8 @@ pytestmark = pytest.mark.integration
 UID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 KEY = f"$KV.vm.n1.{UID}"
 SUBJECT = "virtbus.api.v1.vm.get"
+AT_ONCE = 100
+"""Writes in progress. Each has a time limit, and on a busy machine thousands would exceed it."""
 INFO = ServiceInfo("controller", "1.2.3", "tests", {"node": "n1"})
 
 
@@ -56,16 +58,34 @@ async def test_cancelled_subscriptions_leave_the_connection_whole(controller: Na
     assert controller.generation == 1
 
 
+async def test_a_client_sends_its_login_in_one_write(
+    nats: server.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that refuses the login closes, so a second write fails and hides the refusal."""
+    written, write = list[bytes](), asyncio.StreamWriter.write
+
+    def spy(self: asyncio.StreamWriter, data: bytes) -> None:
+        written.append(data)
+        write(self, data)
+
+    monkeypatch.setattr(asyncio.StreamWriter, "write", spy)
+    async with connect(nats.settings("client"), name="c"):
+        pass
+    (login,) = [one for one in written if one.startswith(b"CONNECT ")]
+    assert login.endswith(b"\r\nPING\r\n")
+
+
 async def test_a_slow_reader_of_a_watch_loses_no_key(controller: NatsBus) -> None:
     async with controller.watch("$KV.vm.n3.>") as watch:
         items = aiter(watch)
         assert [await anext(items), await anext(items)] == [WatchMark.RESET, WatchMark.SYNCED]
-        keys = {f"$KV.vm.n3.{UID[:-4]}{number:04d}" for number in range(3000)}
-        async with asyncio.TaskGroup() as group:
-            for key in keys:
-                group.create_task(controller.put(key, b"x"))
+        keys = [f"$KV.vm.n3.{UID[:-4]}{number:04d}" for number in range(3000)]
+        for first in range(0, len(keys), AT_ONCE):
+            async with asyncio.TaskGroup() as group:
+                for key in keys[first : first + AT_ONCE]:
+                    group.create_task(controller.put(key, b"x"))
         seen: set[str] = set()
-        while seen != keys:
+        while seen != set(keys):
             item = await anext(items)
             if isinstance(item, Entry):
                 seen.add(item.key)

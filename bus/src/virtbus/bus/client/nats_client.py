@@ -19,6 +19,7 @@ with lean_import():
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
+    from nats.aio.transport import TcpTransport
     from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,11 @@ class DirectClient(Client):
         tasks = (self._reading_task, self._flusher_task, self._ping_interval_task)
         return self.is_connected and not any(task is None or task.done() for task in tasks)
 
+    def _connect_command(self) -> bytes:
+        if isinstance(self._transport, TcpTransport):  # and not a websocket
+            self._transport = _Greeting(self._transport)
+        return super()._connect_command()
+
     async def _enqueue(self, command: bytes) -> None:
         """Queue a command. Join it to the last unsent command if both fit into one TLS record."""
         last = self._pending[-1] if self._pending else b""
@@ -99,6 +105,25 @@ class DirectClient(Client):
         except Exception:
             extra = {"code": "receive_failed"}
             log.exception("receiver of %r failed", subject[:256], extra=extra)
+
+
+class _Greeting(TcpTransport):
+    """A connected transport that sends CONNECT together with the PING that follows.
+
+    A server that refuses the credentials answers CONNECT, and closes. A later write would fail, and
+    its error would replace the answer.
+    """
+
+    def __init__(self, connected: TcpTransport) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # nats-py does not annotate it
+        vars(self).update(vars(connected))
+        self._held = b""
+
+    def write(self, payload: bytes) -> None:
+        self._held += payload
+        if not payload.startswith(b"CONNECT "):
+            super().write(self._held)  # type: ignore[no-untyped-call]  # nor this
+            self._held = b""
 
 
 class _DirectParser(Parser):
