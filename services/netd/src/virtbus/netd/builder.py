@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from virtbus.netd.core.address_assignment import refusal
@@ -55,6 +56,20 @@ class HostPorts:
 
 async def silent(_ready: NetReady) -> None:
     """The `Begun` of callers that send no report."""
+
+
+@contextmanager
+def _new_sockets() -> Iterator[list[socket.socket]]:
+    """Yield a list for a network's sockets. Those that remain in it are closed at the end.
+
+    A thread fills the list, also if the call that started the thread is cancelled.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
 
 
 class Builder:
@@ -149,17 +164,18 @@ class Builder:
         await self._claim_ports(attachment)
         files = self._doors.files
         refused: Exception | None = None
-        sockets: list[socket.socket] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(in_thread(lambda: files.sync(attachment.uid)))
-                building = group.create_task(in_thread(lambda: self.links.build(attachment)))
-            sockets = building.result()
-        except* (VirtbusError, OSError) as failed:
-            refused = failed.exceptions[0]
-        if refused is not None:
-            raise refused
-        self._serve(attachment, sockets)
+        with _new_sockets() as sockets:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(in_thread(lambda: files.sync(attachment.uid)))
+                    group.create_task(
+                        in_thread(lambda: sockets.extend(self.links.build(attachment)))
+                    )
+            except* (VirtbusError, OSError) as failed:
+                refused = failed.exceptions[0]
+            if refused is not None:
+                raise refused
+            self._serve(attachment, sockets)
 
     async def with_cni(
         self, attachment: Attachment, keep: Keep, begun: Callable[[], Awaitable[None]]
@@ -227,20 +243,24 @@ class Builder:
         """
         joined = attachment.joined
 
-        def complete() -> list[socket.socket]:
+        def complete() -> None:
             self._doors.files.sync(attachment.uid)
             self._doors.ports.adopt(joined)
-            return self.links.build(joined, keeps_running=keeps_running)
+            sockets.extend(self.links.build(joined, keeps_running=keeps_running))
 
-        self._serve(joined, await in_thread(complete))
+        with _new_sockets() as sockets:
+            await in_thread(complete)
+            self._serve(joined, sockets)
 
     def _serve(self, attachment: Attachment, sockets: list[socket.socket]) -> None:
+        """Serve the sockets, and take them out of the list."""
         found = all_offers(attachment, self._site, self._doors.resolver.domain)
         offers = [
             Foreign(nic.index, mac_bytes(nic.mac)) if nic.on_segment else offer
             for nic, offer in zip(attachment.nics, found, strict=True)
         ]
-        self._doors.dhcp.serve(attachment.uid, sockets, offers)
+        self._doors.dhcp.serve(attachment.uid, sockets.copy(), offers)
+        sockets.clear()
         self._doors.resolver.serve(attachment)
 
     async def unmake(self, attachment: Attachment) -> None:
