@@ -69,7 +69,7 @@ storage-servers: setup ## servers of network disks and QEMU's drivers for them, 
 debian-image: setup ## the full guest `debian`: minutes once, then a second (root)
 	@images/debian/build $(or $(VIRTBUS_STATE_DIR),/var/lib/virtbus)/images/src/debian.qcow2
 
-long: setup debian-image k8s-tools storage-servers ## the rest: 200 seeds, a full Debian guest, three hosts, a kubelet with VM pods, moves, an upgrade, broken wires, repeated messages (root)
+long: setup debian-image k8s-tools storage-servers ## the rest: 200 seeds, a full Debian guest, guests on more kinds of pools and networks, three hosts, a kubelet with VM pods, moves, an upgrade, broken wires, repeated messages (root)
 	@$(if $(ARGS),,tools/in-own-host $(BIN)/python -m pytest tests/e2e/test_network_disks.py)
 	@$(PYTEST) -m long $(if $(ARGS),,--ignore tests/e2e/test_network_disks.py) $(ARGS)
 

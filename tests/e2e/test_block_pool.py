@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.platform import DEVICE_POOL, Platform, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 DEVICE_BYTES = 257 * 1024**2
 
@@ -61,7 +61,6 @@ def test_a_guest_boots_from_a_device_and_finds_it_again(platform: Platform, tmp_
         boot(platform, spec)
 
 
-@pytest.mark.long
 def test_a_guest_boots_from_its_root_after_each_move(platform: Platform, tmp_path: Path) -> None:
     """A VM that is off holds the volume."""
 

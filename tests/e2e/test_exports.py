@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.platform import Platform, Refused, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 WRITE = """#!/bin/sh
 echo exported-by-name | dd of=/dev/vdb conv=fsync 2>/dev/null

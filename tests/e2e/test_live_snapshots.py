@@ -11,7 +11,7 @@ from tests.e2e.platform import Platform, until
 
 from virtbus.schemas.pool import LOCAL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 WRITES = """#!/bin/sh
 cat >/lib/tiny/writes <<'END'
@@ -75,7 +75,6 @@ def clean(platform: Platform) -> None:
         subprocess.run(["qemu-img", "check", "-q", str(path)], check=True)
 
 
-@pytest.mark.long
 def test_each_snapshot_of_a_running_guest_has_one_instant_of_all_its_disks(
     platform: Platform, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.e2e.platform import Platform, until
 from tests.e2e.stage import STAGE
 from tests.e2e.test_hot_volumes import WATCH, sees, volume
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

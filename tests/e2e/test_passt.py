@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.login import Login
 from tests.e2e.platform import Platform, address, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 GATEWAY = "10.127.0.1"
 NIC: dict[str, Any] = {"name": "default", "binding": "passt", "ports": [{"port": 22}]}

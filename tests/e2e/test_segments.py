@@ -23,7 +23,7 @@ from tests.e2e.login import Login
 from tests.e2e.platform import LINKS, Platform, until
 from tests.e2e.test_networks import as_admin, vm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(240)]
 
 BRIDGE, INTERFACE = LINKS
 LEASES = ["192.0.2.10/24", "198.51.100.10/24"]

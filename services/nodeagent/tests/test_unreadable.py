@@ -109,6 +109,7 @@ async def test_a_restarted_agent_continues_despite_a_damaged_value(node: Node, k
     for how in DAMAGES:
         damage(node, KEYS[kind], how)
         async with node.agent() as agent:
+            await eventually(lambda: A in agent.vms.actors)
             await asyncio.sleep(0.3)
             assert A in agent.vms.actors
             assert ends(node) == []
@@ -171,6 +172,7 @@ async def test_a_fence_holds_while_the_node_spec_is_unreadable(node: Node) -> No
     await node.bus.put(KEYS["node_spec"], encode(NodeSpec(node=NODE, fenced=fence)))
     async with node.agent():
         await node.put(record())
+        await eventually(node.liveness)
         await asyncio.sleep(0.3)
         damage(node, KEYS["node_spec"], "garbage")
         await asyncio.sleep(0.3)
