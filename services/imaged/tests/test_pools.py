@@ -324,7 +324,7 @@ async def test_a_pool_that_hangs_becomes_slow_then_gone_and_delays_no_other(
     make_node: NodeMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("virtbus.imaged.pool_probes.SLOW_S", 0.02)
-    monkeypatch.setattr("virtbus.imaged.pool_probes.GONE_S", 0.1)
+    monkeypatch.setattr("virtbus.imaged.pool_probes.GONE_S", 1.0)  # longer than the loop's delays
     async with make_node(pool_settings=FAST) as node:
         home(node)
         pools, answers = Hanging(node, FAST), asyncio.Event()
@@ -339,7 +339,7 @@ async def test_a_pool_that_hangs_becomes_slow_then_gone_and_delays_no_other(
         probes = PoolProbes(pools, changed, interval_s=0.01)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(probes.run())
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 while PoolState.GONE not in seen:
                     await asyncio.sleep(0.01)
                 assert {one.name: one.state for one in probes.reports}["local"] is PoolState.READY
