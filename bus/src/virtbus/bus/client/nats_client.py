@@ -122,7 +122,7 @@ class _Greeting(TcpTransport):
     def write(self, payload: bytes) -> None:
         self._held += payload
         if not payload.startswith(b"CONNECT "):
-            super().write(self._held)  # type: ignore[no-untyped-call]  # nor this
+            super().write(self._held)  # type: ignore[no-untyped-call]  # untyped, too
             self._held = b""
 
 

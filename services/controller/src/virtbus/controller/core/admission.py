@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from virtbus.controller.core.create_problems import ROOT, between_fields, of_devices
+from virtbus.controller.core.create_problems import ROOT, between_fields, device_problems
 from virtbus.controller.core.disk_serials import SEEDS
 from virtbus.controller.core.secret_inputs import split_secrets
 from virtbus.controller.core.seed_changes import SEED_HOLDERS, network_findings
@@ -64,7 +64,7 @@ def admit(data: Any, new_uid: str) -> AdmittedVm:
     if create is not None:
         unknown = _network_data(create, found)
     if create is None or found:
-        raise invalid((*found, *of_devices(data)))
+        raise invalid((*found, *device_problems(data)))
     spec = checked_spec(complete(create))
     uid = create.uid or new_uid
     public, secrets = split_secrets(spec, uid)

@@ -196,7 +196,7 @@ def _partners(
     return found
 
 
-def of_devices(data: object) -> Iterator[Detail]:
+def device_problems(data: object) -> Iterator[Detail]:
     """Yield the problems between valid devices. pydantic reports the problems of invalid ones."""
     domain = _map(_map(_map(data).get("spec")).get("domain"))
     devices = _map(domain.get("devices"))
