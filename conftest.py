@@ -26,7 +26,7 @@ BUSY = ("kubernetes", "tests/e2e/", "tests/chaos/", "images/")
 """The lanes whose tests run guests or a cluster."""
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
 FOLDERS = pytest.StashKey[list[str]]()
-"""The folders of the tests, in the order of the command line."""
+"""The collected paths in their original order, which decides the order of the tests."""
 NOT_RUN = pytest.StashKey[int]()
 """The number of skipped Kubernetes tests, because the programs are not built."""
 
@@ -74,17 +74,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_configure(config: Any) -> None:
-    """Set up the signals and the order of collection.
+    """React to SIGINT even if started with it ignored, as a shell script starts `make test &`.
 
-    React to SIGINT even if started with it ignored, as a shell script starts `make test &`. Every
-    child inherits an ignored signal, but not a handled one.
-
-    Each worker collects all tests, and first those of another third of the folders. So it compiles
-    a third of the modules, and finds the others compiled.
+    Every child inherits an ignored signal, but not a handled one.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[FOLDERS] = list(config.args)
+    _rotate_folders(config)
+
+
+def _rotate_folders(config: Any) -> None:
+    """Let each worker collect another part of the folders first.
+
+    pytest compiles a test module when it collects it, and keeps the result on disk. All workers
+    collect all modules. In one common order, each of them would compile every module.
+    """
     worker = getattr(config, "workerinput", None)
     if worker is not None and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         number = int(worker["workerid"].removeprefix("gw"))

@@ -221,7 +221,9 @@ async def test_a_vm_whose_record_on_the_bus_is_of_an_older_epoch_follows_the_rec
     started = [("start", A)] if state is DomainState.SHUT_OFF else []
     async with node.agent() as agent:
         await eventually(lambda: A in agent.vms.actors)
-        await eventually(lambda: node.domains.done == started)  # the status is of the first agent
+        # the status on the bus is still that of the first agent
+        await eventually(lambda: agent.vms.actors[A].status().state == "Running")
+        await eventually(lambda: node.domains.done == started)
         await eventually(in_state(node, "Running"))
         found = await node.status(A)
         assert found is not None
