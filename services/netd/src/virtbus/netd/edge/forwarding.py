@@ -5,6 +5,7 @@ accept router advertisements. `begin` therefore sets 2 on each interface that ha
 keeps its addresses and routes.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 from virtbus.netd.edge.bridge_memo import Forwarding
@@ -43,13 +44,15 @@ def current() -> Forwarding:
 def _accepting() -> dict[str, str]:
     """Return interfaces with `accept_ra` 1.
 
-    They accept advertisements while they do not forward.
+    They accept advertisements while they do not forward. An interface may vanish meanwhile, such as
+    that of a VM which was deleted before.
     """
     found = {}
     for interface in sorted(_INTERFACES.glob("*")):
-        value = (interface / "accept_ra").read_text().strip()
-        if value == _HOST_ACCEPTS:
-            found[interface.name] = value
+        with suppress(FileNotFoundError):
+            value = (interface / "accept_ra").read_text().strip()
+            if value == _HOST_ACCEPTS:
+                found[interface.name] = value
     return found
 
 
@@ -81,6 +84,4 @@ def silence_autoconfiguration(bridge: str) -> None:
 
 
 def _accept(name: str, value: str) -> None:
-    path = _INTERFACES / name / "accept_ra"
-    if path.exists():  # the interface may have gone
-        path.write_text(value)
+    write_sysctl(f"net/ipv6/conf/{name}/accept_ra", value)  # without effect if it has gone
