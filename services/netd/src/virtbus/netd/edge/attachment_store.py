@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from virtbus.netd.core.attachment import Attachment
 from virtbus.netd.edge.namespaces import opened
 from virtbus.netd.edge.release_journal import ReleaseJournal
+from virtbus.netd.edge.whole_file import replace
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.ids import check_uid
 from virtbus.schemas.model import SCHEMA_VERSION
@@ -52,10 +53,7 @@ class AttachmentStore:
 
     def write(self, attachment: Attachment) -> None:
         """Replace the file. Until `sync`, a power loss may leave the old file or a damaged file."""
-        path = self._path(attachment.uid)
-        part = path.with_suffix(".part")
-        part.write_bytes(attachment.model_dump_json().encode())
-        part.replace(path)
+        replace(self._path(attachment.uid), attachment.model_dump_json().encode())
 
     def sync(self, uid: str) -> None:
         for path in (self._path(uid), self._directory):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import TypedDict
 
+from virtbus.netd.edge.whole_file import replace
 from virtbus.schemas.network_object import NetworkTarget
 
 _PREFIX = "host"
@@ -42,9 +43,7 @@ class BridgeMemo:
             return
         before = next((_forwarding(one) for one in self.all()), forwarding)
         plain = target.model_dump(mode="json") if target is not None else None
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps({**before, "target": plain}))
-        part.replace(self._path)
+        replace(self._path, json.dumps({**before, "target": plain}).encode())
 
     def forwarding(self) -> Forwarding:
         return _forwarding(self._path)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from virtbus.netd.core.cni_verbs import CniPlace
 from virtbus.netd.core.libcni_cache import cache_name
+from virtbus.netd.edge.whole_file import replace
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,12 @@ class CniCache:
 
     def write(self, place: CniPlace, content: bytes) -> None:
         with _logged():
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._directory / cache_name(place)
-            part = path.with_name(f".{path.name}.part")
-            part.touch(0o600)
-            part.write_bytes(content)
-            part.replace(path)
+            try:
+                replace(path, content)
+            except FileNotFoundError:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace(path, content)
 
     def remove(self, place: CniPlace) -> None:
         with _logged():

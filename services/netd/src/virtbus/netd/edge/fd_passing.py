@@ -33,6 +33,7 @@ from virtbus.netd.core.wrapper_frame import (
 )
 from virtbus.netd.edge.guest_links import close_all
 from virtbus.netd.edge.vhost import accelerated
+from virtbus.netd.edge.whole_file import content
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.node_rpc import Arm, Armed, NetPhase, NetReady
 from virtbus.schemas.wire import encode, read
@@ -261,10 +262,9 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def _from_proc(pid: int) -> tuple[bytes, str]:
-    process = Path("/proc", str(pid))
     # Any user can create a cgroup whose name is not UTF-8.
-    cgroups = (process / "cgroup").read_bytes().decode(errors="replace")
-    return (process / "cmdline").read_bytes(), cgroups
+    cgroups = content(f"/proc/{pid}/cgroup").decode(errors="replace")
+    return content(f"/proc/{pid}/cmdline"), cgroups
 
 
 def _root(connection: socket.socket) -> "_Owner | None":

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
+from virtbus.netd.edge.whole_file import replace
+
 log = logging.getLogger(__name__)
 
 
@@ -31,7 +33,5 @@ class HostsFile:
         if texts == self._written:
             return
         self._path.parent.mkdir(exist_ok=True)
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(texts))
-        part.replace(self._path)
+        replace(self._path, json.dumps(texts).encode())
         self._written = texts

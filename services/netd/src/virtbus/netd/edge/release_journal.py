@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from virtbus.netd.core.freed_addresses import Freed
+from virtbus.netd.edge.whole_file import replace
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +52,8 @@ class ReleaseJournal:
         return list(filter(None, map(_read, lines[-MOST:])))
 
     def _write(self, releases: Sequence[Freed]) -> None:
-        part = self._path.with_suffix(".part")
-        part.write_text("".join(f"{json.dumps(list(one))}\n" for one in releases))
-        part.replace(self._path)
+        lines = "".join(f"{json.dumps(list(one))}\n" for one in releases)
+        replace(self._path, lines.encode())
         self._lines = len(releases)
 
 
