@@ -329,8 +329,12 @@ async def ping_from_host(address: str, timeout_s: float = 5.0) -> None:
                     return
 
 
-async def eventually(check: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Return once `check` holds; the kernel frees namespaces a little later."""
+async def eventually(check: Callable[[], bool], timeout_s: float = 45.0) -> None:
+    """Return once `check` holds.
+
+    The kernel frees namespaces a little later: in one thread for the whole machine, so on a busy
+    one that may take more than ten seconds.
+    """
     async with asyncio.timeout(timeout_s):
         while not check():
             await asyncio.sleep(0.01)
