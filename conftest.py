@@ -22,6 +22,8 @@ LAST = "tests/sim/test_seeds.py"
 """Its tests are lanes of two seconds each: no worker is left with a whole file at the end."""
 CLUSTER = ("tests/kubernetes/", "tests/e2e/test_kubernetes.py")
 """The tests that share an API server."""
+ONE_GUEST = "tests/e2e/test_one_guest.py"
+"""Its tests share a guest."""
 BUSY = ("kubernetes", "tests/e2e/", "tests/chaos/", "images/")
 """The lanes whose tests run guests or a cluster."""
 K8S_BUILD = Path(__file__).parent / "tools" / "k8s" / "build"
@@ -63,7 +65,7 @@ def lane_of(nodeid: str) -> str:
         return nodeid
     if path.startswith(CLUSTER):
         return "kubernetes"
-    if path.startswith(("tests/chaos/", "tests/e2e/")):
+    if path != ONE_GUEST and path.startswith(("tests/chaos/", "tests/e2e/")):
         return nodeid.partition("[")[0]
     return path
 

@@ -51,15 +51,25 @@ def patient(request: pytest.FixtureRequest) -> Iterator[Platform]:
     """The shared platform, which tests may break; after each test it is whole and has no VM."""
     held = STAGE.get()
     yield held
+    end_whole(held, request.node.name)
+    drop_if_failed(held, request.node)
+
+
+def end_whole(held: Platform, name: str) -> None:
+    """Delete all VMs and wait until nothing of them is left; a platform that fails this ends."""
     try:
         held.nothing_left()
     except BaseException:
-        _keep_log(held, request.node.name)
+        _keep_log(held, name)
         STAGE.drop()
         raise
-    if request.node.stash.get(FAILED, False):
-        _keep_log(held, request.node.name)
-        STAGE.drop()  # its state is unknown: the next test gets a new platform
+
+
+def drop_if_failed(held: Platform, test: pytest.Item) -> None:
+    """End the platform after a test that failed: its state is unknown."""
+    if test.stash.get(FAILED, False):
+        _keep_log(held, test.name)
+        STAGE.drop()
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ FATES: dict[str, dict[Data, Outcome]] = {
     },
     "`vm stop`": {
         Data.DISK: Outcome(
-            Fate.STAYS, "tests/e2e/test_power.py::test_stop_and_start_keep_disk_and_address"
+            Fate.STAYS, "tests/e2e/test_one_guest.py::test_stop_and_start_keep_disk_and_address"
         ),
         Data.VOLUME: Outcome(
             Fate.STAYS,
