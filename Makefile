@@ -10,7 +10,8 @@ PYTEST := tools/in-host-netns $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 # Each worker has a host of its own; conftest.py says what stays together.
 LANES := --dist loadscope --no-loadscope-reorder
-WORKERS := $(LANES) --tx '3*popen//python=tools/in-own-host $(BIN)/python'
+# With three, the two processors are idle a fifth of the time: many tests wait for a server or a guest.
+WORKERS := $(LANES) --tx '4*popen//python=tools/in-own-host $(BIN)/python'
 GENERATE := $(BIN)/python -m virtbus.documents
 .PHONY: help setup sync fmt check docs docs-check unit sim debian-image integration e2e test long critest crictl hosts-test upgrade-test demo chaos fuzz bench load kube-load storm compare k8s-tools storage-servers install uninstall clean
 
@@ -56,7 +57,7 @@ integration: setup ## tests against real libvirt, NATS and network namespaces (r
 e2e: setup ## tests that boot real guests (root)
 	@$(PYTEST) -m 'e2e and not long' $(ARGS)
 
-test: setup ## all tests but the long ones: a minute of attackers, then the others by three workers (root)
+test: setup ## all tests but the long ones: a minute of attackers, then the others by four workers (root)
 	@$(if $(ARGS),,$(PYTEST) -m alone tests/fuzz)
 	@$(BIN)/python -m pytest $(WORKERS) -m 'not long and not alone' $(ARGS)
 
