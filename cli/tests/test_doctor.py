@@ -1,6 +1,7 @@
 """`virtbus doctor` prints a finding for each check, and a command that fixes each problem."""
 
 import os
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -130,6 +131,35 @@ def test_the_space_of_images_is_told(tmp_path: Path) -> None:
     found = host.images(tmp_path)
     assert found.level == OK
     assert found.what.startswith(f"2 in {tmp_path}/images, 8KiB; partial downloads, 4KiB")
+
+
+def test_files_that_vanish_meanwhile_do_not_hide_the_others(tmp_path: Path) -> None:
+    data, entry = tmp_path / "images" / "data", tmp_path / "disks" / "quarantine" / "uid"
+    for folder in (data, entry, data.with_name("part"), entry.with_name("gone")):
+        folder.mkdir(parents=True)
+    (data / "lasts").write_bytes(b"x" * 4096)
+    (entry / "lasts").write_bytes(b"x" * 4096)
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            entry.with_name("gone").mkdir(exist_ok=True)
+            files = [folder / f"gone{n}" for folder in (data, entry) for n in range(20)]
+            for file in files:
+                file.touch()
+            for file in files:
+                file.unlink()
+            entry.with_name("gone").rmdir()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _time in range(300):
+            assert "4KiB" in host.images(tmp_path).what
+            assert "4KiB" in host.quarantine(tmp_path).what
+    finally:
+        ended.set()
+        thread.join()
 
 
 @pytest.mark.integration

@@ -3,6 +3,8 @@
 import os
 import shutil
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from virtbus.cli import units
@@ -40,14 +42,20 @@ def disk(state_dir: Path) -> CheckResult:
     return ok("disk", text)
 
 
+def _used_bytes(files: Iterable[Path]) -> list[int]:
+    """Return the disk space of each file. Services may remove files meanwhile."""
+    found = []
+    for file in files:
+        with suppress(FileNotFoundError):
+            found.append(file.lstat().st_blocks * 512)
+    return found
+
+
 def images(state_dir: Path) -> CheckResult:
     """Report the disk space of images and partial downloads."""
     store = state_dir / "images"
     try:
-        sizes = {
-            folder: [file.lstat().st_blocks * 512 for file in (store / folder).iterdir()]
-            for folder in ("data", "part")
-        }
+        sizes = {folder: _used_bytes((store / folder).iterdir()) for folder in ("data", "part")}
     except FileNotFoundError:
         return ok("images", "none")
     except PermissionError:
@@ -61,12 +69,13 @@ def images(state_dir: Path) -> CheckResult:
 def quarantine(state_dir: Path) -> CheckResult:
     """Report the disks in quarantine. They use space until a person adopts or purges them."""
     folder = state_dir / "disks" / "quarantine"
+    entries, size = [], 0
     try:
-        entries = [one for one in folder.iterdir() if one.is_dir()]
-        disks = [disk for entry in entries for disk in entry.iterdir()]
-        size = sum(disk.lstat().st_blocks for disk in disks) * 512
-    except FileNotFoundError:
-        entries, size = [], 0
+        with suppress(FileNotFoundError):
+            entries = [one for one in folder.iterdir() if one.is_dir()]
+        for entry in entries:
+            with suppress(FileNotFoundError):  # it was purged
+                size += sum(_used_bytes(entry.iterdir()))
     except PermissionError:
         return ok("quarantine", "cannot be read by this user")
     if not entries:
