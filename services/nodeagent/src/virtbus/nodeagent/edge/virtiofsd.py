@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PROGRAMS = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
@@ -97,10 +98,12 @@ def holder(source: Path, directory: str) -> str:
     That VM has a directory at, above or below `directory`.
     """
     for path in source.parents[2].glob("*/fs/*.json"):
-        other = json.loads(path.read_text())["directory"]
-        near = f"{other}/".startswith(f"{directory}/") or f"{directory}/".startswith(f"{other}/")
-        if near and path.with_suffix("") != source:
-            return f"the VM {path.parents[1].name} has {other}"
+        with suppress(FileNotFoundError):  # that VM was deleted
+            other = json.loads(path.read_text())["directory"]
+            pairs = ((other, directory), (directory, other))
+            near = any(f"{one}/".startswith(f"{above}/") for one, above in pairs)
+            if near and path.with_suffix("") != source:
+                return f"the VM {path.parents[1].name} has {other}"
     return "another program of the host has locked it"
 
 
