@@ -50,6 +50,7 @@ class Guest:
         if not self.platform.vms():
             seed = ("--ssh-key", self._login.public_key, "--user-data", str(self._seed))
             self.created = self.platform.create(NAME, *seed, wait="ready")
+            until(lambda: BOOT in self.console(), "its shell")  # it answers a ping before
 
     @property
     def view(self) -> Json:

@@ -332,8 +332,8 @@ async def ping_from_host(address: str, timeout_s: float = 5.0) -> None:
 async def eventually(check: Callable[[], bool], timeout_s: float = 45.0) -> None:
     """Return once `check` holds.
 
-    The kernel frees namespaces a little later: in one thread for the whole machine, so on a busy
-    one that may take more than ten seconds.
+    The kernel frees the namespaces of all tests in one thread. On a busy machine, that may take
+    more than ten seconds.
     """
     async with asyncio.timeout(timeout_s):
         while not check():
