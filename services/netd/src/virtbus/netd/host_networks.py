@@ -80,7 +80,8 @@ class HostNetworks:
                 await self.attachments.tidy()  # removes unused Linux bridges
             self.ports.dhcp.close()
             self.ports.files.close()
-            self.ports.attachers.plugin_reach.close()
+            with contextlib.suppress(OSError):
+                self.ports.attachers.plugin_reach.close()
 
     async def until_recovered(self) -> None:
         """Wait for `recovered`. Call this inside `running`.

@@ -7,7 +7,7 @@ their addresses. The filter of a guest's tap lets the guest use no other address
 import functools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface
+from ipaddress import IPv4Address, IPv6Address, ip_interface
 
 from virtbus.netd.core import nft, nft_counters, nft_tables, reach_rules
 from virtbus.netd.core.attachment import Nic, NicKind
@@ -46,12 +46,18 @@ def plugin_guests(nics: Iterable[Nic]) -> PluginGuests:
             continue
         if nic.on_segment:
             continue  # the filter of its tap has the rules
-        guests.update(ip_interface(address).ip for address in nic.addresses)
+        guests.update(map(_ip, nic.addresses))
         if nic.addresses6:
             guests.add(link_local_of(mac_bytes(nic.mac)))
-        gateways.update(ip_address(one) for one in (nic.gateway, nic.gateway6, nic.router6) if one)
-        servers.update(ip_address(one) for one in nic.dns if one not in nic.network_dns)
+        gateways.update(_ip(one) for one in (nic.gateway, nic.gateway6, nic.router6) if one)
+        servers.update(_ip(one) for one in nic.dns if one not in nic.network_dns)
     return PluginGuests(frozenset(guests), frozenset(gateways), frozenset(servers))
+
+
+@functools.lru_cache(maxsize=4096)
+def _ip(text: str) -> Address:
+    """Return the address of a text with or without a prefix length. Each sync asks for all."""
+    return ip_interface(text).ip
 
 
 def table_name(bridge: str) -> str:
@@ -72,10 +78,19 @@ def plugin_table(
 def changed_guests(bridge: str, known: PluginGuests, there: PluginGuests) -> list[NetlinkCall]:
     """Return the transaction that changes the sets of the table from `there` to `known`."""
     calls: list[NetlinkCall] = []
-    for wanted, listed in zip(_sets(known), _sets(there), strict=True):
+    added, removed = _without(known, there), _without(there, known)
+    for wanted, listed in zip(_sets(added), _sets(removed), strict=True):
         packed = {address.packed for address in listed.addresses}
         calls += nft_tables.changed_elements(_FAMILY, table_name(bridge), wanted, packed)
     return nft_tables.batch(calls)
+
+
+def _without(known: PluginGuests, others: PluginGuests) -> PluginGuests:
+    return PluginGuests(
+        guests=known.guests - others.guests,
+        gateways=known.gateways - others.gateways,
+        servers=known.servers - others.servers,
+    )
 
 
 @functools.lru_cache(maxsize=2)

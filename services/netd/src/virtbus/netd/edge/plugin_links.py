@@ -7,6 +7,7 @@ namespace: call each in `in_thread`.
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import (
     IPv4Address,
@@ -18,7 +19,6 @@ from ipaddress import (
     ip_address,
     ip_interface,
 )
-from pathlib import Path
 
 from virtbus.netd.core import link_addresses
 from virtbus.netd.core.attachment import Attachment, Nic, NicKind, Route
@@ -26,9 +26,10 @@ from virtbus.netd.core.cni_results import PluginLink
 from virtbus.netd.edge import links
 from virtbus.netd.edge.namespaces import OWN_NAMESPACE, Namespaces, opened, write_sysctl
 from virtbus.netd.edge.netlink import Netlink
+from virtbus.netd.edge.whole_file import content
 
-_ROUTES = Path("/proc/thread-self/net/route")
-_ROUTES6 = Path("/proc/thread-self/net/ipv6_route")
+_ROUTES = "/proc/thread-self/net/route"
+_ROUTES6 = "/proc/thread-self/net/ipv6_route"
 _UP, _REJECT = 0x1, 0x200
 _ADVERTISED, _ANYCAST, _LOCAL = 0x40000, 0x100000, 0x80000000
 """Flags `RTF_*` of routes from router advertisements, and of the kernel's routes to own addresses.
@@ -55,15 +56,17 @@ class PluginLinks:
         own = [each.interface for each in found]
         addresses = [one for one in own if isinstance(one, IPv4Interface)]
         addresses6 = [one for one in own if isinstance(one, IPv6Interface)]
-        routes6 = _ROUTES6.read_text() if _ROUTES6.exists() else ""
+        routes6 = b""
+        with suppress(FileNotFoundError):  # the kernel lacks IPv6
+            routes6 = content(_ROUTES6)
         return PluginLink(
             kind=link.kind,
             mac=link.mac,
             mtu=link.mtu,
             addresses=tuple(str(each) for each in addresses),
             routes=(
-                *routes_in(_ROUTES.read_text(), nic.eth, addresses),
-                *routes6_in(routes6, nic.eth, addresses6),
+                *routes_in(content(_ROUTES).decode(), nic.eth, addresses),
+                *routes6_in(routes6.decode(), nic.eth, addresses6),
             ),
             to_host=link.kind in _PAIRED and link.peer_namespace == at_host,
         )
@@ -123,17 +126,15 @@ def routes6_in(text: str, name: str, own: list[IPv6Interface]) -> Iterator[Route
     Skip routes from router advertisements, and routes to the networks of the link's `own`
     addresses, to link-local networks and to multicast addresses.
     """
-    rows = [words for words in map(str.split, text.splitlines()) if words[9] == name]
-    for row in rows:
-        destination, gateway, flags = (
-            _network6(row),
-            IPv6Address(bytes.fromhex(row[4])),
-            int(row[8], 16),
-        )
-        unwanted = _REJECT | _ADVERTISED | _ANYCAST | _LOCAL
+    unwanted = _REJECT | _ADVERTISED | _ANYCAST | _LOCAL
+    for row in map(str.split, text.splitlines()):
+        flags = int(row[8], 16)
+        if row[9] != name or not flags & _UP or flags & unwanted:
+            continue
+        destination, gateway = _network6(row), IPv6Address(bytes.fromhex(row[4]))
         connected = not int(gateway) and any(destination == each.network for each in own)
         on_link = destination.is_link_local or destination.is_multicast
-        if flags & _UP and not flags & unwanted and not (connected or on_link):
+        if not (connected or on_link):
             yield Route(destination=str(destination), gateway=str(gateway) if int(gateway) else "")
 
 
