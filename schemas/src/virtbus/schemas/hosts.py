@@ -23,9 +23,15 @@ class HostMarks(LenientModel):
 
     def same(self, other: "HostMarks") -> bool:
         """Return True if the keys are equal, and so is each digest that both have."""
-        own, others = (self.machine, self.hardware), (other.machine, other.hardware)
-        differ = any(a and b and a != b for a, b in zip(own, others, strict=True))
-        return self.key == other.key and not differ
+        return (
+            self.key == other.key
+            and not _differ(self.machine, other.machine)
+            and not _differ(self.hardware, other.hardware)
+        )
+
+
+def _differ(own: str, other: str) -> bool:
+    return bool(own and other and own != other)
 
 
 class Instance(LenientModel):

@@ -13,6 +13,7 @@ another header contains `Nats-Request-Info`.
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -32,10 +33,13 @@ def account_of(headers: Mapping[str, str]) -> str:
     named = [name for name in headers if REQUEST_INFO in name or REQUEST_INFO in headers[name]]
     if not named:
         return ""
-    if named != [REQUEST_INFO]:
-        return UNKNOWN
+    return _account_in(headers[REQUEST_INFO]) if named == [REQUEST_INFO] else UNKNOWN
+
+
+@lru_cache(maxsize=256)  # a client's requests have the same text until the server's next ping
+def _account_in(info: str) -> str:
     try:
-        account = json.loads(headers[REQUEST_INFO])["acc"]
+        account = json.loads(info)["acc"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return UNKNOWN
     return account if isinstance(account, str) and account else UNKNOWN

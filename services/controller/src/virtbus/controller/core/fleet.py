@@ -21,6 +21,7 @@ from virtbus.controller.core.nodes import (
     NodeSignals,
     brake,
     state_of,
+    unset_spec,
 )
 from virtbus.controller.core.operations import Operations
 from virtbus.controller.core.own_writes import OwnWrites
@@ -272,7 +273,7 @@ class Fleet:
             del self.nodes[node]
 
     def node_spec_of(self, node: str) -> NodeSpec:
-        return self.node_specs[node][0] if node in self.node_specs else NodeSpec(node=node)
+        return self.node_specs[node][0] if node in self.node_specs else unset_spec(node)
 
     # --- answers --------------------------------------------------------------------------
     def silence_s(self, node: str, now_s: float) -> float:

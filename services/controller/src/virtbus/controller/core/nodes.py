@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from virtbus.schemas.errors import Code, VirtbusError
-from virtbus.schemas.node import NodeRecord, NodeState
+from virtbus.schemas.node import NodeRecord, NodeSpec, NodeState
 
 SUSPECT_AFTER_S = 10.0
 """A node is Suspect after this silence, because its last report may be outdated. Heartbeats are
@@ -121,3 +121,9 @@ def brake(silent_since_s: Iterable[float], nodes: int) -> bool:
             first += 1
         together = max(together, last - first + 1)
     return together > max(1, nodes / BRAKE_SHARE)
+
+
+@lru_cache(maxsize=1024)
+def unset_spec(node: str) -> NodeSpec:
+    """Return the spec of a node that has no stored spec."""
+    return NodeSpec(node=node)

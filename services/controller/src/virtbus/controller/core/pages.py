@@ -47,6 +47,8 @@ def answer(
     `fields` has the values of the model's fields other than `items` and `continue`.
     """
     found_ = page(found, as_json=asked.wants_json, most=most)
+    if not (asked.wants_json or found_.last or any(fields.values())):
+        return {"items": found_.items}  # msgpack omits the other fields
     continue_ = None if found_.last is None else token(found_.last)
     empty = model.model_validate({"continue": continue_, **fields})
     return plain(empty, as_json=asked.wants_json) | {"items": found_.items}
@@ -123,8 +125,10 @@ def token(key: str) -> str:
 
 def key_of(continue_: str | None) -> str:
     """Return the key in a `continue`, "" for None; raise VirtbusError 400 if it is invalid."""
+    if not continue_:
+        return ""
     try:
-        return base64.urlsafe_b64decode((continue_ or "").encode()).decode()
+        return base64.urlsafe_b64decode(continue_.encode()).decode()
     except ValueError:
         raise bad_continue() from None
 

@@ -152,6 +152,8 @@ class Damaged:
 
     def alarms(self) -> tuple[str, ...]:
         """Return a sentence for each of the first NAMED_IN_ALARM values, and one for the others."""
+        if not self._found:
+            return ()
         found = sorted(self)
         texts = [f"{one.key} cannot be read ({one.why}): {one.way_out}" for one in found]
         more = len(texts) - NAMED_IN_ALARM
