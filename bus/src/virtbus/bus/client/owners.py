@@ -36,7 +36,7 @@ def account_of(headers: Mapping[str, str]) -> str:
     return _account_in(headers[REQUEST_INFO]) if named == [REQUEST_INFO] else UNKNOWN
 
 
-@lru_cache(maxsize=256)  # a client's requests have the same text until the server's next ping
+@lru_cache(maxsize=256)  # a client sends many requests
 def _account_in(info: str) -> str:
     try:
         account = json.loads(info)["acc"]
