@@ -13,7 +13,6 @@ another header contains `Nats-Request-Info`.
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -33,13 +32,10 @@ def account_of(headers: Mapping[str, str]) -> str:
     named = [name for name in headers if REQUEST_INFO in name or REQUEST_INFO in headers[name]]
     if not named:
         return ""
-    return _account_in(headers[REQUEST_INFO]) if named == [REQUEST_INFO] else UNKNOWN
-
-
-@lru_cache(maxsize=256)  # a client sends many requests
-def _account_in(info: str) -> str:
+    if named != [REQUEST_INFO]:
+        return UNKNOWN
     try:
-        account = json.loads(info)["acc"]
+        account = json.loads(headers[REQUEST_INFO])["acc"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return UNKNOWN
     return account if isinstance(account, str) and account else UNKNOWN
