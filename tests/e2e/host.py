@@ -59,7 +59,7 @@ def run(*argv: str, timeout_s: float = 60, check: bool = True) -> str:
     return done.stdout
 
 
-def ping(address: str, *, wait_s: float = 5) -> bool:
+def ping(address: str, *, wait_s: float = 30) -> bool:
     """Return True if the address answers within `wait_s`."""
     deadline = time.monotonic() + wait_s
     argv = ["ping", "-n", "-q", "-c", "1", "-W", "1", address]
