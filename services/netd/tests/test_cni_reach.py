@@ -1,5 +1,6 @@
 """Guests of CNI plugins reach what those of the built-in network reach, and no host."""
 
+import asyncio
 import contextlib
 import json
 import subprocess
@@ -8,12 +9,14 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 import pytest
-from services.netd.tests.pretended_host import Node, ping_from_host
+from services.netd.tests.pretended_host import Node, eventually, ping_from_host
 from services.netd.tests.segment import FAR_NETNS, ping_from, run
 from services.netd.tests.test_cni import GATEWAY, A, B, bridge, conflist, without_bridge
 from services.netd.tests.test_cni_matrix import host_local
 from services.netd.tests.test_network_path import OUTER, answers, listening, world
+from services.netd.tests.test_service import settings_on
 
+from virtbus.netd import host_networks
 from virtbus.netd.core.reach import ReachRules
 from virtbus.netd.orphan_audit import HOST, OrphanAudit
 
@@ -128,6 +131,31 @@ async def test_the_table_follows_attach_release_and_restart(node: Node) -> None:
         await node.start()
         await node.attachments.tidy()
         assert TABLE not in tables()  # an earlier netd was killed
+    finally:
+        without_bridge()
+
+
+async def test_the_table_goes_some_time_after_its_last_guest(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_networks, "PLUGIN_TABLE_LINGER_S", 0.1)
+    conflist(node, "lan", bridge(node, capabilities={"mac": True}))
+    node.stop()
+    node.wire()
+    networks = host_networks.HostNetworks(settings_on(node.host), node.doors, lambda: "held life\n")
+    node.attachments = networks.attachments
+    try:
+        async with asyncio.timeout(60), networks.running():
+            await networks.until_recovered()
+            await node.attach(A, networks=("lan",))
+            await asyncio.sleep(0.3)
+            assert len(guests()) == 1
+            await networks.attachments.release(A, 1)
+            await eventually(lambda: TABLE not in tables())
+            await node.attach(A, networks=("lan",), epoch=2)
+            assert len(guests()) == 1
+            await networks.attachments.release(A, 2)
+            await eventually(lambda: TABLE not in tables())
     finally:
         without_bridge()
 

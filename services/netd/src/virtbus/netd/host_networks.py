@@ -19,6 +19,7 @@ from virtbus.netd.attachments import Attachments
 from virtbus.netd.builder import HostPorts
 from virtbus.netd.core.resolver_messages import FoundName, Lookup, NobodyAnswersError
 from virtbus.netd.edge.groups_store import GroupsStore
+from virtbus.netd.edge.namespaces import in_thread
 from virtbus.netd.fleet_names import Ask
 from virtbus.netd.forbidden_addresses import ForbiddenAddresses
 from virtbus.netd.passt_watch import PasstWatch
@@ -27,6 +28,9 @@ from virtbus.netd.segment_guests import SegmentGuests
 from virtbus.netd.settings import Settings
 
 log = logging.getLogger(__name__)
+
+PLUGIN_TABLE_LINGER_S = 20
+"""Time after the last clean-up until the nftables table of plugin guests goes, if it is unused."""
 
 
 class HostNetworks:
@@ -94,14 +98,17 @@ class HostNetworks:
             self._serving.result()
 
     async def _tidy(self) -> None:
+        untidy = self.attachments.untidy
         while True:
-            await self.attachments.untidy.wait()
-            await asyncio.sleep(self.settings.bridge_linger_s)
             try:
+                if not await wait_for_event(untidy, PLUGIN_TABLE_LINGER_S):
+                    await in_thread(self.ports.attachers.plugin_reach.remove_unused)
+                    await untidy.wait()
+                await asyncio.sleep(self.settings.bridge_linger_s)
                 await self.attachments.tidy()
             except OSError as error:
                 log.warning("clean-up failed: %s", error, extra={"code": "tidy_failed"})
-                self.attachments.untidy.set()
+                untidy.set()
 
     async def _serve(self) -> None:
         while not (self._permitted.is_set() or holds(self._word())):
