@@ -15,7 +15,7 @@ from virtbus.bus.client.owners import REQUEST_INFO
 from virtbus.controller.edge.watch_sender import BEAT_S
 from virtbus.controller.edge.watch_server import PAGE, RENEW_S, Position
 from virtbus.schemas import subjects
-from virtbus.schemas.api import WatchReply
+from virtbus.schemas.api import VmCreated, WatchReply
 from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.states import VmState
 from virtbus.schemas.vm import NameClaim
@@ -62,6 +62,23 @@ async def test_a_watch_lists_in_pages_and_then_reports_changes(made: World) -> N
         reply = await news(replies)
         assert reply.change is not None
         assert (reply.change.uid, reply.change.state) == (uid(3), VmState.RUNNING)
+
+
+@played()
+async def test_a_create_and_its_first_change_show_the_same_vm(made: World) -> None:
+    await made.hear(node("n1"))
+    async with made.watch() as replies:
+        await listed(replies)
+        created = validate(VmCreated, await made.ask("create", name="web", image="tiny"))
+        assert (await news(replies)).change == created.vm
+        stored = await made.stored(created.vm.uid)
+        assert stored is not None
+        repeated = await made.ask("create", name="web", image="tiny", uid=created.vm.uid)
+        assert not repeated["created"]
+        await made.say(status(stored, VmState.RUNNING))
+        reply = await news(replies)
+        assert reply.change is not None
+        assert reply.change.state is VmState.RUNNING
 
 
 @played()

@@ -2,8 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -25,8 +24,7 @@ SEED = "cloudinit"
 _UNKNOWN = "is a key that cloud-init does not know; it has no effect, or only with netplan"
 
 
-@dataclass(frozen=True, slots=True)
-class AdmittedVm:
+class AdmittedVm(NamedTuple):
     """A valid create request. `spec` is complete; its secrets are in `secrets` only."""
 
     uid: str

@@ -173,6 +173,8 @@ def _networks(want: Demand, node: Candidate) -> str | None:
     missing = sorted(want.networks.offered.difference(node.record.networks))
     if missing:
         return f"has no network named {', '.join(missing)}"
+    if not any(want.networks[2:]):  # each create of a usual VM ends here
+        return None
     forbidden = sorted(want.networks.plugins.difference(node.record.cni_plugins))
     if forbidden:
         return f"does not allow the CNI plugin {', '.join(forbidden)}"

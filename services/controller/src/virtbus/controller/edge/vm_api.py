@@ -87,8 +87,10 @@ class VmApi:
         self.off_moves = OffMoves(bus, fleet, events)
         self.addresses = self._creates.addresses
 
-    async def create(self, request: Request) -> VmCreated:
+    async def create(self, request: Request) -> VmCreated | pages.Plain:
         committed, warnings = await self._creates.create(request)
+        if not (request.wants_json or warnings):
+            return {"vm": self._watches.answer(committed.held), "created": committed.created}
         view = self.show(committed.held)
         return VmCreated(vm=view, created=committed.created, warnings=warnings)
 

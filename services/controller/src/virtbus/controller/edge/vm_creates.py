@@ -5,7 +5,6 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 from virtbus.bus.client import tracing
@@ -255,7 +254,7 @@ class VmCreates:
         if source is not None and source.record.sec_digest is not None:
             secrets = await secrets_of(self._bus, source.record)
             more = (admitted.secrets, source.record, secrets, admitted.name, admitted.uid)
-            admitted = replace(admitted, secrets=taken_over(admitted.spec, *more))
+            admitted = admitted._replace(secrets=taken_over(admitted.spec, *more))
         record = record.model_copy(update={"origin": origin})
         near_it = home or Home("", "")
         home = near_it._replace(node=origin.node, volume=origin.snapshot.name)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from virtbus.bus.client.answers import render
 from virtbus.bus.client.ports import Rendered, Request
@@ -17,6 +18,7 @@ from virtbus.bus.runtime.tasks import wait_for_event
 from virtbus.controller.core import pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.view import matches
+from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.schemas.api import VmWatch, WatchReply
 
 BEAT_S = 5.0
@@ -53,6 +55,18 @@ class Watcher:
     """Done when the watch has ended. Its exception is the error that ended the watch."""
 
 
+class _View(NamedTuple):
+    """A VM's view in an answer: when it was made, of which revision, and the position then."""
+
+    made_s: float
+    revision: int
+    after: str
+    plain: pages.Plain
+
+    def shows(self, held: StoredVm, now_s: float) -> bool:
+        return self.revision == held.revision and now_s - self.made_s <= CHANGE_FRESH_S
+
+
 class WatchSender:
     """Serves the watches whose first list was sent.
 
@@ -69,6 +83,8 @@ class WatchSender:
         self._some = asyncio.Event()
         self._changes: dict[tuple[str, bool], tuple[float, Rendered]] = {}
         """By uid of a VM, and True for JSON: the time of an encoded change, and the change."""
+        self._views: dict[str, _View] = {}
+        """By uid of a VM: the view in an answer that was just sent."""
 
     def follow(self, watcher: Watcher) -> None:
         """Send changes to a watch from now on."""
@@ -82,6 +98,19 @@ class WatchSender:
     def changed(self, uid: str) -> None:
         self._changes.pop((uid, False), None)
         self._changes.pop((uid, True), None)
+        self._views.pop(uid, None)
+
+    def answer(self, held: StoredVm) -> pages.Plain:
+        """Return a VM's view as plain data for msgpack, and keep it for the change that follows.
+
+        A create sends the same view twice: to the client, and to the watches.
+        """
+        now_s = asyncio.get_running_loop().time()
+        view = pages.plain(self._fleet.show_held(held, now_s), as_json=False)
+        if len(self._views) >= CHANGES_KEPT:
+            self._views.clear()
+        self._views[held.record.uid] = _View(now_s, held.revision, self._position(), view)
+        return view
 
     def touch(self, watcher: Watcher, uid: str) -> None:
         """Queue a VM for a watch. The change is sent soon after `follow`."""
@@ -185,14 +214,22 @@ class WatchSender:
         now_s = asyncio.get_running_loop().time()
         made_s, change = self._changes.get((uid, as_json), (-math.inf, Rendered()))
         if now_s - made_s > CHANGE_FRESH_S:
-            view = self._fleet.show_held(self._fleet.vms[uid], now_s)
-            reply = WatchReply(change=view, after=self._position())
-            change = Rendered(render(pages.plain(reply, as_json=as_json), as_json=as_json))
-            if len(change) > pages.ITEM_BYTES:
-                item, _ = pages.fitting(view, as_json=as_json)
-                bare = pages.plain(WatchReply(after=reply.after), as_json=as_json)
-                change = Rendered(render(bare | {"change": item}, as_json=as_json))
+            change = self._rendered(self._fleet.vms[uid], now_s, as_json=as_json)
             if len(self._changes) >= CHANGES_KEPT:
                 self._changes.clear()
             self._changes[uid, as_json] = now_s, change
+        return change
+
+    def _rendered(self, held: StoredVm, now_s: float, *, as_json: bool) -> Rendered:
+        sent = None if as_json else self._views.pop(held.record.uid, None)
+        if sent is not None and sent.shows(held, now_s):
+            after, item = sent.after, sent.plain
+        else:
+            after, view = self._position(), self._fleet.show_held(held, now_s)
+            item = pages.plain(view, as_json=as_json)
+        bare = pages.plain(WatchReply(after=after), as_json=as_json)
+        change = Rendered(render(bare | {"change": item}, as_json=as_json))
+        if len(change) > pages.ITEM_BYTES:
+            item, _ = pages.fitting(self._fleet.show_held(held, now_s), as_json=as_json)
+            change = Rendered(render(bare | {"change": item}, as_json=as_json))
         return change

@@ -13,6 +13,7 @@ from virtbus.bus.client.ports import Bus, Request
 from virtbus.controller.core import pages
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.view import matching_uids
+from virtbus.controller.core.vm_keys import StoredVm
 from virtbus.controller.edge.pace import Pace
 from virtbus.controller.edge.watch_sender import Watcher, WatchSender
 from virtbus.schemas import subjects
@@ -93,6 +94,10 @@ class WatchServer:
                 if watcher and watcher.request.account == account_of(message.headers):
                     watcher.renewed_s = asyncio.get_running_loop().time()
                     self._never_renewed.pop(watcher, None)
+
+    def answer(self, held: StoredVm) -> pages.Plain:
+        """Return a VM's view for an answer in msgpack. The next change of watches reuses it."""
+        return self._teller.answer(held)
 
     def displace(self, account: str) -> bool:
         """End the account's oldest watch that was never renewed; return False if it has none.
