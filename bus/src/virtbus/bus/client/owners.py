@@ -13,6 +13,7 @@ another header contains `Nats-Request-Info`.
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 
 from virtbus.schemas.errors import Code, VirtbusError
 
@@ -23,6 +24,8 @@ CRI = "cri-"
 """Prefix of the user name of a node's container runtime: `cri-<node>` (ADR 0059)."""
 UNKNOWN = "unknown"
 """Stands for the account of a request with a malformed header block. The request is refused."""
+KEPT_CHARS = 1024
+"""Texts of a request's header up to this length are remembered. The server's own have some 300."""
 _PEOPLE = frozenset({"", "ctl", "client", "observer"})
 """The accounts, in lower case, whose users may touch every VM."""
 
@@ -34,8 +37,19 @@ def account_of(headers: Mapping[str, str]) -> str:
         return ""
     if named != [REQUEST_INFO]:
         return UNKNOWN
+    info = headers[REQUEST_INFO]
+    return _known_account(info) if len(info) <= KEPT_CHARS else _account_in(info)
+
+
+@lru_cache(maxsize=256)
+def _known_account(info: str) -> str:
+    """Return the account in a short text. A client's text changes only with the server's pings."""
+    return _account_in(info)
+
+
+def _account_in(info: str) -> str:
     try:
-        account = json.loads(headers[REQUEST_INFO])["acc"]
+        account = json.loads(info)["acc"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return UNKNOWN
     return account if isinstance(account, str) and account else UNKNOWN
