@@ -335,8 +335,16 @@ async def test_a_server_ends_when_its_owner_is_killed(files: server.ServerFiles)
     owner.kill()
     await owner.wait()
     async with asyncio.timeout(20):
-        while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+        while _has_memory(pid):
             await asyncio.sleep(0.01)
+
+
+def _has_memory(pid: int) -> bool:
+    """Return True if the process runs. A process that PID 1 has not reaped yet has no memory."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 async def test_a_node_joins_a_running_server(nats: server.Server, controller: NatsBus) -> None:
