@@ -15,8 +15,10 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def once_failing() -> list[int]:
+    """Return the seeds of seeds.txt that the next test does not run."""
     lines = Path(__file__).with_name("seeds.txt").read_text(encoding="utf-8").splitlines()
-    return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
+    seeds = [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
+    return [seed for seed in seeds if seed not in range(FIRST, FIRST + SOME)]
 
 
 @pytest.mark.parametrize("seed", once_failing())
