@@ -26,8 +26,9 @@ BATCH = 512
 EXPIRES_S = 30.0
 BRIEF_EXPIRES_S = 5.0
 """Expiry of a pull that might receive messages of a later list (see `WatchSource`)."""
-HEARTBEAT_S = 1.0
-SILENCE_S = 2.2
+HEARTBEAT_S = 2.0
+"""Interval of the server's idle heartbeats. Most messages of an idle bus are such heartbeats."""
+SILENCE_S = 4.4
 """After this silence, consumer or connection count as lost: two heartbeats and a margin."""
 SILENT_PARTS = 2
 """Number of waits for SILENCE_S in total. Each wait is longer than HEARTBEAT_S, so that only
@@ -222,7 +223,7 @@ class PullWatch:
         match raw.status:
             case "100":
                 if not (self._synced or self._drained) and self._listed_yet > 0:
-                    # A heartbeat follows an idle second. A list older than a second has then lost
+                    # A heartbeat follows HEARTBEAT_S without a message. An older list has then lost
                     # messages. For a younger list, the heartbeat proves nothing.
                     if not self._just_begun:
                         self._doubt = _Doubt.GAP
