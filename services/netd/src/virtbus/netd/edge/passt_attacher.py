@@ -6,6 +6,7 @@ VM's namespace. Other bindings have a veth end as `eth`, so all between `eth` an
 for all bindings (ADR 0082).
 """
 
+import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import ip_interface
@@ -142,8 +143,12 @@ class PasstAttacher:
         """The attacher of each kind removes the unused host side."""
 
 
+@functools.cache
 def _may_become_nobody() -> bool:
-    """Return True if this process may start and end programs of other users."""
+    """Return True if this process may start and end programs of other users.
+
+    Its capabilities never change.
+    """
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     found = next(line for line in status.splitlines() if line.startswith("CapEff:"))
     return int(found.split()[1], 16) & _CAPABILITIES == _CAPABILITIES
