@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from virtbus.nodeagent.core.plugs import GuestDisks
 from virtbus.nodeagent.vm.dependencies import Dependency
 from virtbus.nodeagent.vm.operations import plug
 from virtbus.schemas.disk_buses import ABILITIES, Verb
+from virtbus.schemas.errors import Code, VirtbusError
 from virtbus.schemas.image import ImageFormat
 from virtbus.schemas.node_rpc import ImageReady, MadeDisk
 from virtbus.schemas.vm import (
@@ -258,6 +260,43 @@ async def test_a_device_that_libvirt_does_not_know_is_replaced(guest: Guest) -> 
     assert set(await guest.capacities()) == {"a", "b"}
 
 
+async def killed(pid: int) -> None:
+    """Kill a process and wait for its end: only then its pid file is free for another process."""
+    ended = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(select.select, [ended], [], [], 20)
+    finally:
+        os.close(ended)
+
+
+async def test_a_disk_whose_attach_failed_late_is_a_disk_of_the_guest(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed libvirtd may have attached a disk for which it sends no answer."""
+    plugs = guest.host.hypervisor.devices
+    attach = plugs.attach
+
+    async def attach_unanswered(uid: str, devices: Sequence[str]) -> None:
+        await attach(uid, devices)
+        raise VirtbusError(Code.UNAVAILABLE, "libvirt_down", "libvirt does not answer")
+
+    disks = [Disk(name="s", bus=DiskBus.SCSI), Disk(name="v")]
+    guest.wants(*disks)
+    with monkeypatch.context() as broken:
+        broken.setattr(plugs, "attach", attach_unanswered)
+        assert set(await guest.synced()) == {"s", "v"}
+    assert await guest.synced() == {}
+    facts = await guest.host.hypervisor.facts(guest.record.uid)
+    assert facts is not None
+    assert facts.metadata is not None
+    assert facts.metadata.addresses == guest.known.addresses
+    assert guest.known.hashes == disk_hashes(guest.record)
+    guest.wants(*disks, mib=16)
+    assert await guest.synced() == {}
+    assert await guest.capacities() == {"s": 16 * MIB, "v": 16 * MIB}
+
+
 async def test_a_kill_of_libvirtd_at_any_moment_ends_with_the_disks_of_the_record(
     guest: Guest,
 ) -> None:
@@ -271,7 +310,7 @@ async def test_a_kill_of_libvirtd_at_any_moment_ends_with_the_disks_of_the_recor
         async with asyncio.TaskGroup() as group:
             group.create_task(guest.synced())
             await asyncio.sleep(delay_s)
-            os.kill(int(Path("/run/libvirtd.pid").read_text()), signal.SIGKILL)
+            await killed(int(Path("/run/libvirtd.pid").read_text()))
         daemon = await asyncio.create_subprocess_exec("libvirtd", start_new_session=True, cwd="/")
         daemons.append(daemon)
 

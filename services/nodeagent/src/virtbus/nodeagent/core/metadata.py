@@ -140,6 +140,19 @@ def nics_at_start(domain: Element) -> tuple[tuple[str, str], ...]:
     return () if own is None else parse_nics(_values(own).get("nics"))
 
 
+def noted_disks(domain: Element) -> tuple[Addresses, dict[str, str]]:
+    """Return addresses, and hashes of disks, in the metadata of the domain's whole XML.
+
+    Both are empty if the metadata is damaged.
+    """
+    own = domain.find(f"metadata/{{{NAMESPACE}}}vm")
+    found = {} if own is None else _values(own)
+    try:
+        return json.loads(found.get(_ADDRESSES) or "{}"), json.loads(found.get(_DISKS) or "{}")
+    except ValueError:
+        return {}, {}
+
+
 def _values(element: Element) -> dict[str, str]:
     return {child.tag.rpartition("}")[2]: child.text or "" for child in element}
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from xml.etree import ElementTree as ET
 
 from virtbus.nodeagent.core.addresses import Addresses
-from virtbus.nodeagent.core.metadata import nics_at_start
+from virtbus.nodeagent.core.metadata import nics_at_start, noted_disks
 from virtbus.schemas.vm import MIB, VmRecord
 
 
@@ -25,6 +25,11 @@ class GuestDevices:
     """The used root ports, including those of the start's NICs."""
     root_ports: int = 0
     has_scsi: bool = False
+    noted_addresses: Addresses = field(default_factory=dict)
+    noted_hashes: Mapping[str, str] = field(default_factory=dict)
+    """Addresses, and hashes of disks, in the domain's metadata, also of disks that are not attached
+    yet.
+    """
 
     def has(self, alias: str) -> bool:
         return alias in self.aliases
@@ -82,7 +87,8 @@ def guest_devices(xml: str) -> GuestDevices:
         if device.tag == "disk":
             aliases.add("" if alias is None else alias.get("name", ""))
         has_scsi |= device.tag == "controller" and device.get("type") == "scsi"
-    return GuestDevices(frozenset(aliases), frozenset(ports), root_ports, has_scsi)
+    known = noted_disks(root)
+    return GuestDevices(frozenset(aliases), frozenset(ports), root_ports, has_scsi, *known)
 
 
 def _number(bus: str) -> int:

@@ -46,6 +46,7 @@ async def change_disks(
     try:
         found = await tools.plugs.devices(record.uid)
         guest = found or GuestDevices()
+        known = _with_late(known, guest)
         gone, waits = await _unplug(record, guest, tools)
         waits |= await _grow(record, guest, image, tools, known.addresses)
     except VirtbusError as error:
@@ -57,6 +58,29 @@ async def change_disks(
     if not missing or found is None:
         return now
     return await _plug(record, guest, missing, image, tools, now)
+
+
+def _with_late(known: GuestDisks, guest: GuestDevices) -> GuestDisks:
+    """Return the guest's disks with those that libvirt has although their attach failed here.
+
+    A libvirtd that is killed after it has attached a disk sends no answer. The metadata has the
+    disk's addresses.
+    """
+    late = {
+        name
+        for name in guest.noted_hashes
+        if name not in known.hashes and guest.has(volume_alias(name))
+    }
+    if not late:
+        return known
+    keys = {*late, *map(of_disk, late)}
+    addresses = {pool: dict(numbers) for pool, numbers in known.addresses.items()}
+    for pool, numbers in guest.noted_addresses.items():
+        found = {key: number for key, number in numbers.items() if key in keys}
+        if found:
+            addresses[pool] = addresses.get(pool, {}) | found
+    hashes = {name: guest.noted_hashes[name] for name in late}
+    return replace(known, addresses=addresses, hashes={**known.hashes, **hashes})
 
 
 def _volume_disks(record: VmRecord) -> list[Disk]:
