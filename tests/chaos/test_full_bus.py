@@ -51,6 +51,9 @@ def test_a_full_disk_of_the_bus_is_reported_and_recovers_without_an_operator() -
         pids = {name: pid for name, pid in platform.pids().items() if name != "nats-server"}
 
         ballast.fill()
+        # The write that finds the disk full stalls the server, and its request has no answer. So
+        # the delete below waits for a write of another request.
+        until(lambda: not (store / "reserve").exists(), "the reserve is used")
         until(lambda: _refusal(_create(platform, "four")) == "bus_full", "creates are refused")
         platform.delete("one")  # it still fits
         until(lambda: "free" in _alarms(platform), "an alarm")
