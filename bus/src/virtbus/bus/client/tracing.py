@@ -1,7 +1,7 @@
 """Passes on the trace context of messages, and stores spans as events, without a collector.
 
-Only `recording` loads OpenTelemetry. In a process without `recording`, such as the CLI, `span` only
-passes on the traceparent.
+The first span of a `recording` loads OpenTelemetry, so that a service is ready 20 ms earlier. In a
+process without `recording`, such as the CLI, `span` only passes on the traceparent.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-(
 
 _current: ContextVar[str | None] = ContextVar("virtbus_traceparent", default=None)
 """The traceparent of the running span, or of the request. Many messages are sent in a span."""
-_tracers: list["Tracer"] = []
-"""The tracers of the active `recording`s, normally one. `span` uses the first."""
 
 
 class Emit(Protocol):
@@ -81,14 +80,14 @@ def span(name: str, *, uid: str = "", parent: str | None = None, **more: str) ->
         parent: the parent's traceparent. The default is the running span, or the request's span.
         more: further attributes without secrets.
     """
-    if not _tracers:
+    if not _recorders:
         with continued(parent or _current.get()):
             yield
         return
     from opentelemetry import context, trace
 
     # `start_as_current_span` would double the time, because it runs two generators.
-    running = _tracers[0].start_span(
+    running = _recorders[0].tracer.start_span(
         name, context=_context(parent), attributes={UID: uid, **more} if uid else more
     )
     token = context.attach(trace.set_span_in_context(running))
@@ -118,9 +117,9 @@ def record_span(
     **more: str,
 ) -> None:
     """Record a span of another process, `service`. Times are Unix nanoseconds."""
-    if _tracers:
+    if _recorders:
         attributes = {UID: uid, SERVICE: service, **more}
-        _tracers[0].start_span(
+        _recorders[0].tracer.start_span(
             name, context=_context(parent), attributes=attributes, start_time=start_ns
         ).end(end_ns)
 
@@ -222,6 +221,43 @@ def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
     return Facts()
 
 
+class _Recorder:
+    """The tracer of a `recording`, and its provider."""
+
+    def __init__(self, service: str, node: str, emit: Emit | None, endpoint: str) -> None:
+        self._service = service
+        self._node = node
+        self._emit = emit
+        self._endpoint = endpoint
+        self._provider: TracerProvider | None = None
+
+    @cached_property  # under a lock of its own, because spans may begin in threads
+    def tracer(self) -> "Tracer":
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+
+        provider = TracerProvider(
+            resource=Resource(
+                {"service.name": f"virtbus-{self._service}", "host.name": self._node}
+            ),
+            shutdown_on_exit=False,
+        )
+        if self._emit is not None:
+            provider.add_span_processor(_processor(self._service, self._node, self._emit))
+        if self._endpoint:
+            _export(provider, self._endpoint)
+        self._provider = provider
+        return provider.get_tracer("virtbus")
+
+    def shutdown(self) -> None:
+        if self._provider is not None:
+            self._provider.shutdown()
+
+
+_recorders: list[_Recorder] = []
+"""The recorders of the active `recording`s, normally one. `span` uses the first."""
+
+
 @contextmanager
 def recording(
     service: str, node: str, emit: Emit | None = None, otlp_endpoint: str = ""
@@ -234,25 +270,16 @@ def recording(
         emit: `bus.emit`; with None, spans are not stored.
         otlp_endpoint: OTLP/HTTP base URL. The default is the variable OTEL_EXPORTER_OTLP_ENDPOINT.
     """
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-
-    provider = TracerProvider(
-        resource=Resource({"service.name": f"virtbus-{service}", "host.name": node}),
-        shutdown_on_exit=False,
-    )
-    if emit is not None:
-        provider.add_span_processor(_processor(service, node, emit))
     endpoint = otlp_endpoint or os.environ.get(OTLP_ENV, "")
+    recorder = _Recorder(service, node, emit, endpoint)
     if endpoint:
-        _export(provider, endpoint)
-    tracer = provider.get_tracer("virtbus")
-    _tracers.insert(0, tracer)
+        _ = recorder.tracer  # a missing exporter ends the service at its start, not at a span
+    _recorders.insert(0, recorder)
     try:
         yield
     finally:
-        _tracers.remove(tracer)
-        provider.shutdown()
+        _recorders.remove(recorder)
+        recorder.shutdown()
 
 
 def _export(provider: "TracerProvider", endpoint: str) -> None:
