@@ -114,6 +114,17 @@ def node_id(state_dir: Path) -> str:
 S = TypeVar("S", bound=ServiceSettings)
 
 
+def _flags(cls: type[ServiceSettings], arguments: list[str]) -> dict[str, Any]:
+    """Return the settings of the command line. To build the parser takes 6 ms."""
+    return CliSettingsSource[Any](
+        cls,
+        cli_prog_name=f"virtbus-{cls.service}",
+        cli_kebab_case=True,
+        cli_parse_args=arguments,
+        cli_exit_on_error=True,
+    )()
+
+
 def load(cls: type[S], argv: list[str] | None = None) -> S:
     """Return the settings of this process.
 
@@ -125,14 +136,7 @@ def load(cls: type[S], argv: list[str] | None = None) -> S:
     if check:
         arguments.remove("--check-config")
     try:
-        flags: Any = CliSettingsSource(
-            cls,
-            cli_prog_name=f"virtbus-{cls.service}",
-            cli_kebab_case=True,
-            cli_parse_args=arguments,
-            cli_exit_on_error=True,
-        )
-        settings = cls(**flags())
+        settings = cls(**(_flags(cls, arguments) if arguments else {}))
     except ValidationError as error:
         for detail in problems(error):
             sys.stderr.write(f"error: {cls.service}: {detail.path}: {detail.message}\n")
