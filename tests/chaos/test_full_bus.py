@@ -51,8 +51,8 @@ def test_a_full_disk_of_the_bus_is_reported_and_recovers_without_an_operator() -
         pids = {name: pid for name, pid in platform.pids().items() if name != "nats-server"}
 
         ballast.fill()
-        # The write that finds the disk full stalls the server, and its request has no answer. So
-        # the delete below waits for a write of another request.
+        # The first write that finds no space stalls the server, and its request gets no answer. The
+        # delete below must not be this request. The reserve is used only after the stall.
         until(lambda: not (store / "reserve").exists(), "the reserve is used")
         until(lambda: _refusal(_create(platform, "four")) == "bus_full", "creates are refused")
         platform.delete("one")  # it still fits

@@ -222,7 +222,7 @@ def _processor(service: str, node: str, emit: Emit) -> "SpanProcessor":
 
 
 class _Recorder:
-    """The tracer of a `recording`, and its provider."""
+    """Makes the tracer of a `recording` at its first use, and shuts it down."""
 
     def __init__(self, service: str, node: str, emit: Emit | None, endpoint: str) -> None:
         self._service = service
@@ -231,7 +231,7 @@ class _Recorder:
         self._endpoint = endpoint
         self._provider: TracerProvider | None = None
 
-    @cached_property  # under a lock of its own, because spans may begin in threads
+    @cached_property
     def tracer(self) -> "Tracer":
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider

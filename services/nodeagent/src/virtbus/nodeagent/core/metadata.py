@@ -119,6 +119,7 @@ def parse(text: str) -> DomainMetadata | None:
         return None
     found = _values(root)
     try:
+        addresses, disks = _addresses_and_disks(found)
         return DomainMetadata(
             uid=found["uid"],
             epoch=int(found["epoch"]),
@@ -127,8 +128,8 @@ def parse(text: str) -> DomainMetadata | None:
             pause_epoch=int(found.get("pause_epoch", 0)),
             generation=int(found.get("generation", 0)),
             nics=parse_nics(found.get("nics")),
-            addresses=json.loads(found.get(_ADDRESSES) or "{}"),
-            disks=json.loads(found.get(_DISKS) or "{}"),
+            addresses=addresses,
+            disks=disks,
         )
     except (KeyError, ValueError):
         return None
@@ -136,21 +137,28 @@ def parse(text: str) -> DomainMetadata | None:
 
 def nics_at_start(domain: Element) -> tuple[tuple[str, str], ...]:
     """Return names and hashes of the NICs of the guest's start, from the domain's whole XML."""
-    own = domain.find(f"metadata/{{{NAMESPACE}}}vm")
-    return () if own is None else parse_nics(_values(own).get("nics"))
+    return parse_nics(_own_values(domain).get("nics"))
 
 
 def noted_disks(domain: Element) -> tuple[Addresses, dict[str, str]]:
-    """Return addresses, and hashes of disks, in the metadata of the domain's whole XML.
+    """Return the addresses of all devices, and the hashes of disks, from the domain's whole XML.
 
-    Both are empty if the metadata is damaged.
+    Both are empty if the metadata is missing or damaged.
     """
-    own = domain.find(f"metadata/{{{NAMESPACE}}}vm")
-    found = {} if own is None else _values(own)
     try:
-        return json.loads(found.get(_ADDRESSES) or "{}"), json.loads(found.get(_DISKS) or "{}")
+        return _addresses_and_disks(_own_values(domain))
     except ValueError:
         return {}, {}
+
+
+def _own_values(domain: Element) -> dict[str, str]:
+    """Return the values of the agent's element in the domain's whole XML; empty without it."""
+    own = domain.find(f"metadata/{{{NAMESPACE}}}vm")
+    return {} if own is None else _values(own)
+
+
+def _addresses_and_disks(values: Mapping[str, str]) -> tuple[Addresses, dict[str, str]]:
+    return json.loads(values.get(_ADDRESSES) or "{}"), json.loads(values.get(_DISKS) or "{}")
 
 
 def _values(element: Element) -> dict[str, str]:

@@ -27,8 +27,9 @@ class GuestDevices:
     has_scsi: bool = False
     noted_addresses: Addresses = field(default_factory=dict)
     noted_hashes: Mapping[str, str] = field(default_factory=dict)
-    """Addresses, and hashes of disks, in the domain's metadata, also of disks that are not attached
-    yet.
+    """Addresses of devices, and hashes of disks, in the domain's metadata.
+
+    The metadata gets them before a disk is attached, so that some may not be attached yet.
     """
 
     def has(self, alias: str) -> bool:
@@ -87,8 +88,8 @@ def guest_devices(xml: str) -> GuestDevices:
         if device.tag == "disk":
             aliases.add("" if alias is None else alias.get("name", ""))
         has_scsi |= device.tag == "controller" and device.get("type") == "scsi"
-    known = noted_disks(root)
-    return GuestDevices(frozenset(aliases), frozenset(ports), root_ports, has_scsi, *known)
+    noted = noted_disks(root)
+    return GuestDevices(frozenset(aliases), frozenset(ports), root_ports, has_scsi, *noted)
 
 
 def _number(bus: str) -> int:

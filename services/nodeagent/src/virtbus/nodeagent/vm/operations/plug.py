@@ -46,7 +46,7 @@ async def change_disks(
     try:
         found = await tools.plugs.devices(record.uid)
         guest = found or GuestDevices()
-        known = _with_late(known, guest)
+        known = _with_unanswered(known, guest)
         gone, waits = await _unplug(record, guest, tools)
         waits |= await _grow(record, guest, image, tools, known.addresses)
     except VirtbusError as error:
@@ -60,26 +60,26 @@ async def change_disks(
     return await _plug(record, guest, missing, image, tools, now)
 
 
-def _with_late(known: GuestDisks, guest: GuestDevices) -> GuestDisks:
-    """Return the guest's disks with those that libvirt has although their attach failed here.
+def _with_unanswered(known: GuestDisks, guest: GuestDevices) -> GuestDisks:
+    """Add the disks that the guest has although their attach failed with an error.
 
-    A libvirtd that is killed after it has attached a disk sends no answer. The metadata has the
-    disk's addresses.
+    A libvirtd that is killed after it has attached a disk sends no answer. The addresses and the
+    hash of such a disk are in the domain's metadata.
     """
-    late = {
+    unanswered = {
         name
         for name in guest.noted_hashes
         if name not in known.hashes and guest.has(volume_alias(name))
     }
-    if not late:
+    if not unanswered:
         return known
-    keys = {*late, *map(of_disk, late)}
+    keys = {*unanswered, *map(of_disk, unanswered)}
     addresses = {pool: dict(numbers) for pool, numbers in known.addresses.items()}
     for pool, numbers in guest.noted_addresses.items():
         found = {key: number for key, number in numbers.items() if key in keys}
         if found:
             addresses[pool] = addresses.get(pool, {}) | found
-    hashes = {name: guest.noted_hashes[name] for name in late}
+    hashes = {name: guest.noted_hashes[name] for name in unanswered}
     return replace(known, addresses=addresses, hashes={**known.hashes, **hashes})
 
 
