@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import struct
+import tempfile
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv6Address
@@ -322,6 +323,25 @@ async def test_a_release_ends_the_processes_and_a_failed_start_leaves_none(node:
         await node.attach(B, **PASST)
     assert refused.value.body.reason == "passt_failed"
     await eventually(lambda: not running(B))
+
+
+@pytest.mark.integration
+async def test_passt_knows_the_guests_mac_before_it_serves(node: Node) -> None:
+    """passt sends a connection that arrives earlier to 00:00:00:00:00:00."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "passt")
+        program.write_text(  # `passt --fd FD …` that fails with the first frame of its stream
+            '#!/bin/bash\ndd iflag=nonblock bs=4096 count=1 <&"$2" 2>/dev/null'
+            " | od -An -v -w4096 -tx1 >&2; exit 1\n"
+        )
+        for path in (Path(folder), program):
+            path.chmod(0o755)
+        node.doors.attachers.passt._program = program
+        with pytest.raises(VirtbusError) as refused:
+            await node.attach(A, **PASST)
+    mac = planned().mac.replace(":", " ")
+    assert f"{mac} 08 06" in refused.value.body.message
+    await eventually(lambda: not running(A))
 
 
 @pytest.mark.integration

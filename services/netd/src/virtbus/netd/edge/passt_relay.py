@@ -68,14 +68,14 @@ def main() -> None:
         stream, theirs = socket.socketpair()
         theirs.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER)
         _give_up_rights()
+        guest = bytes.fromhex(mac.replace(":", ""))
+        router = bytes.fromhex(_value(options, "-M").replace(":", ""))
+        _send(stream, _announcement(guest, router, socket.inet_aton(_value(options, "-a"))))
         with theirs:
             done = _start(name, program, options, theirs)
         channel.sendall(b"ok" if done is None else done)
     if done is None:
         os.set_blocking(TAP, True)
-        guest = bytes.fromhex(mac.replace(":", ""))
-        router = bytes.fromhex(_value(options, "-M").replace(":", ""))
-        _send(stream, _announcement(guest, router, socket.inet_aton(_value(options, "-a"))))
         threading.Thread(target=_to_passt, args=(stream, echo), daemon=True).start()
         threading.Thread(
             target=_echo_to_guest, args=(echo, guest + router + _IP), daemon=True
@@ -129,7 +129,8 @@ def _announcement(guest: bytes, router: bytes, address: bytes) -> bytes:
     """Return an ARP announcement of the guest, from which passt learns its MAC.
 
     Without the announcement, passt could not reach a guest that sends no ARP: a silent guest, or a
-    guest that already knows its router's MAC.
+    guest that already knows its router's MAC. passt accepts connections as soon as it runs, so the
+    announcement is in its stream before it starts.
     """
     arp = b"\0\1\x08\0\6\4\0\1" + guest + address + bytes(6) + address
     return router + guest + b"\x08\x06" + arp
