@@ -258,7 +258,7 @@ async def test_a_vm_is_not_off_until_a_start_that_took_too_long_has_ended(
         await node.put(vm(2, leaving=("data",), powered=False, power_epoch=1, deleting=deleted))
 
         async def waits() -> bool:
-            return "libvirt has not ended an earlier start" in (await told(node)).message
+            return "libvirt has not ended an earlier start of this VM" in (await told(node)).message
 
         await eventually(waits)
         found = await told(node)
