@@ -129,7 +129,7 @@ def _announcement(guest: bytes, router: bytes, address: bytes) -> bytes:
     """Return an ARP announcement of the guest, from which passt learns its MAC.
 
     Without the announcement, passt could not reach a guest that sends no ARP: a silent guest, or a
-    guest that already knows its router's MAC. passt accepts connections as soon as it runs, so the
+    guest that already knows its router's MAC. Connections can arrive as soon as passt runs, so the
     announcement is in its stream before it starts.
     """
     arp = b"\0\1\x08\0\6\4\0\1" + guest + address + bytes(6) + address
