@@ -31,6 +31,23 @@ def _ended(body: str, level: str = "INFO") -> tuple[int, list[dict[str, Any]]]:
     return ended.returncode, [json.loads(line) for line in ended.stderr.splitlines()]
 
 
+def test_a_service_starts_without_packages_that_it_does_not_need() -> None:
+    slow = ("importlib.metadata", "email", "aiohttp", "nats.js.client", "opentelemetry")
+    program = (
+        "import virtbus.bus.quick_start, sys\n"
+        "from virtbus.bus.client import connection\n"
+        "from virtbus.bus.runtime.settings import ServiceSettings\n"
+        "ServiceSettings(node='n1')\n"
+        f"print([name for name in {slow} if name in sys.modules])\n"
+        "from importlib.metadata import version\n"
+        "print(version('nats-py') > '2')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ended.stdout.split("\n")[:2] == ["[]", "True"]
+
+
 def test_an_error_that_a_person_can_fix_is_one_line_without_a_traceback() -> None:
     for raised in (
         "raise VirtbusError(Code.INVALID, 'no_login', 'no login: give --kubeconfig')",

@@ -43,7 +43,11 @@ class ServiceSettings(BaseSettings):
 
     service: ClassVar[str] = "service"
     model_config = SettingsConfigDict(
-        env_prefix="VIRTBUS_", frozen=True, extra="ignore", cli_hide_none_type=True
+        env_prefix="VIRTBUS_",
+        frozen=True,
+        extra="ignore",
+        cli_hide_none_type=True,
+        defer_build=True,
     )
 
     node: Id = Field(
