@@ -24,8 +24,8 @@ class NicCounters(LenientModel):
     """The counters of one interface."""
 
     name: str
-    to_guest: Traffic = Traffic()
-    from_guest: Traffic = Traffic()
+    to_guest: Traffic = Traffic.model_construct()
+    from_guest: Traffic = Traffic.model_construct()
     refused: dict[str, int] = Field(default_factory=dict)
     """Packets that a rule dropped, by rule. `mac`, `arp`, `address`, `dhcp` and `protocol` count
     packets of the guest. `ingress` and `egress` count packets, from either end, of connections that

@@ -68,7 +68,7 @@ class Resources(StrictModel):
             raise ValueError(msg) from None
 
 
-NO_LIMITS = Resources()
+NO_LIMITS = Resources.model_construct()
 
 
 class ResourcesInForce(LenientModel):

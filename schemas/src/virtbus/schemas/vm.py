@@ -135,10 +135,10 @@ class Firmware(StrictModel):
 class Domain(StrictModel):
     """The machine as the guest sees it."""
 
-    cpu: Cpu = Cpu()
-    memory: Memory = Memory()
-    devices: Devices = Devices()
-    firmware: Firmware = Firmware()
+    cpu: Cpu = Cpu.model_construct()
+    memory: Memory = Memory.model_construct()
+    devices: Devices = Devices.model_construct()
+    firmware: Firmware = Firmware.model_construct()
     accelerator: Literal["auto", "kvm", "tcg"] = "auto"
     io_threads: IoThreads | None = None
     resources: Resources | None = Field(None, exclude_if=not_)
@@ -245,7 +245,7 @@ class VmSpec(StrictModel):
     start_strategy: Literal["Paused"] | None = None
     """With Paused, each start leaves the guest paused before its first instruction, as in
     KubeVirt."""
-    domain: Domain = Domain()
+    domain: Domain = Domain.model_construct()
     volumes: tuple[Volume, ...] = Field((), max_length=DISKS_MAX)
     networks: tuple[Network, ...] = Field((), max_length=NICS_MAX)
     dns_config: DnsConfig | None = Field(None, exclude_if=not_)

@@ -35,7 +35,7 @@ class VolumeFill(LenientModel):
     state: FillState = FillState.FILLING
     message: str = ""
     """The cause of a failure."""
-    source: FillSource = FillSource()
+    source: FillSource = FillSource.model_construct()
 
 
 class VolumeMove(LenientModel):

@@ -96,7 +96,7 @@ class VolumeSpec(StrictModel):
     """
 
     size: Bytes = Field(le=DISK_MAX)
-    source: VolumeSource = VolumeSource()
+    source: VolumeSource = VolumeSource.model_construct()
     pool: Id = LOCAL
     """A pool that the node of the data must have."""
     retention: Retention = Retention.RETAIN

@@ -17,4 +17,4 @@ class I6300esb(StrictModel):
 class Watchdog(StrictModel):
     """A watchdog, which counts once the guest has opened it (Linux: /dev/watchdog, i6300esb)."""
 
-    i6300esb: I6300esb = I6300esb()
+    i6300esb: I6300esb = I6300esb.model_construct()

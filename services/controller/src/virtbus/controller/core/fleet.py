@@ -52,7 +52,7 @@ GONE_KEPT = 20_000
 """Number of deleted VMs that are remembered, because a resumed watch can still report them."""
 REASON_FRESH_S = 1.0
 REASONS_KEPT = 1000
-OPEN = NodeSpec(node=UNPLACED), 0
+OPEN = NodeSpec.model_construct(node=UNPLACED), 0
 
 
 @dataclass

@@ -27,7 +27,7 @@ PROBE_S = 1.5
 """Time limit of a probe. A bus that stores writes answers within milliseconds."""
 REPORT_FRESH_S = 15.0
 """A report of the keeper is valid for this time. The keeper repeats it every few seconds."""
-_NOTHING = BusStorage()
+_NOTHING = BusStorage.model_construct()
 """The report that counts while no keeper has sent a valid one."""
 
 
