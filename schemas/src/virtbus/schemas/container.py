@@ -18,14 +18,14 @@ SCHEME = "docker://"
 _LATEST = "latest"
 _WORD = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _HOST = r"[A-Za-z0-9-]+"
-_REFERENCE = re.compile(
+_REFERENCE = (
     rf"(?:(?P<registry>(?:localhost|(?:{_HOST}\.)+{_HOST}|\[[0-9A-Fa-f:.]+\])(?::[0-9]{{1,5}})?"
     rf"|{_HOST}:[0-9]{{1,5}})/)?"
     rf"(?P<repository>{_WORD}(?:/{_WORD})*)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 )
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^/@#?\x00-\x20\x7f]{1,255}){1,16}")
+_DIGEST = r"sha256:[0-9a-f]{64}"
+_PATH = r"(?:/(?!\.{1,2}(?:/|$))[^/@#?\x00-\x20\x7f]{1,255}){1,16}"
 _MAX_REPOSITORY = 255
 
 
@@ -63,7 +63,7 @@ def parse_locator(text: str, *, pinned: bool) -> ContainerRef:
         ValueError: the text is not such a reference.
     """
     name, hash_mark, path = text.removeprefix(SCHEME).partition("#")
-    match = _REFERENCE.fullmatch(name)
+    match = re.fullmatch(_REFERENCE, name)
     if match is None or len(match["repository"]) > _MAX_REPOSITORY:
         msg = (
             "must be a container image such as quay.io/containerdisks/fedora:40, its repository in "
@@ -83,7 +83,7 @@ def parse_locator(text: str, *, pinned: bool) -> ContainerRef:
 
 def check_path(text: str) -> str:
     """Return `text` if it is the absolute path of a file, or raise ValueError (IMG-25)."""
-    if _PATH.fullmatch(text) is None:
+    if re.fullmatch(_PATH, text) is None:
         msg = (
             "must be the absolute path of a file in the image, such as /disk/fedora.qcow2, "
             "without '.', '..', spaces, '@', '#' and '?'"
@@ -95,7 +95,7 @@ def check_path(text: str) -> str:
 def _split(image: str) -> tuple[ContainerRef, str]:
     """Split `[registry/]repository[:tag][@digest]` into its reference and its digest or ""."""
     name, _, digest = image.partition("@")
-    if "#" in name or ((digest or "@" in image) and _DIGEST.fullmatch(digest) is None):
+    if "#" in name or ((digest or "@" in image) and re.fullmatch(_DIGEST, digest) is None):
         msg = "must be a container image, may end in @sha256: and 64 lower-case hex digits"
         raise ValueError(msg)
     return parse_locator(SCHEME + name, pinned=bool(digest)), digest

@@ -11,13 +11,13 @@ from virtbus.schemas.model import StrictModel
 NAMESERVERS_MAX, SEARCHES_MAX, SEARCH_CHARACTERS_MAX = 3, 32, 2048
 """The limits of Kubernetes. The last limit is for all search domains, joined by spaces."""
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE)
+_DOMAIN = rf"(?i:{_LABEL}(?:\.{_LABEL})*)"
 _DOMAIN_MAX = 253
 
 
 def is_domain(text: str) -> bool:
     """Return True for a domain name with valid characters, labels and length."""
-    return len(text) <= _DOMAIN_MAX and text.isascii() and _DOMAIN.fullmatch(text) is not None
+    return len(text) <= _DOMAIN_MAX and text.isascii() and re.fullmatch(_DOMAIN, text) is not None
 
 
 def _domain(text: str) -> str:

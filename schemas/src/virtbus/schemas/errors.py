@@ -19,7 +19,7 @@ _BODY_BYTES = 4096
 """Upper bound of an encoded error's size without its message and details."""
 _DETAIL_BYTES = 40
 """Size of the field names and quotes of one encoded detail."""
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNPRINTABLE = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 """Control characters (without tab and line feed), line separators and lone surrogates. JSON may
 write six bytes for such a character."""
 
@@ -27,7 +27,7 @@ write six bytes for such a character."""
 def quotable(text: str, most: int) -> str:
     """Return `text` cut to `most` characters, with unprintable characters replaced."""
     kept = text if len(text) <= most else text[: most - 1] + "…"
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", kept)
+    return re.sub(_UNPRINTABLE, "\N{REPLACEMENT CHARACTER}", kept)
 
 
 class Code(IntEnum):

@@ -22,8 +22,8 @@ MATCHES_MAX = 1024
 ANYWHERE = "*"
 """In `NodeGroup.peers`: the place of addresses that no other guest has, on any network."""
 _PORT_MAX = 65_535
-_KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
-_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+_KEY = r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?"
+_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 
 
 class Direction(StrEnum):
@@ -58,14 +58,14 @@ _WITH_VALUES = frozenset({LabelOperator.IN, LabelOperator.NOT_IN})
 
 
 def _label_key(text: str) -> str:
-    if not _KEY.fullmatch(text):
+    if not re.fullmatch(_KEY, text):
         msg = "must be a label's key, such as app or example.org/app"
         raise ValueError(msg)
     return text
 
 
 def _label_value(text: str) -> str:
-    if not _VALUE.fullmatch(text):
+    if not re.fullmatch(_VALUE, text):
         msg = "must be a label's value: up to 63 letters, digits, '-', '_' and '.'"
         raise ValueError(msg)
     return text

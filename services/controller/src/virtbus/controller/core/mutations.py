@@ -57,12 +57,12 @@ OF_DEVICES = (
     *("spec.domain.devices.disks", "spec.domain.io_threads"),
     *("spec.domain.devices.interfaces", "spec.networks", FILESYSTEMS),
 )
-OF_A_DISK = re.compile(
+OF_A_DISK = (
     r"spec\.domain\.devices\.disks\[[0-9]+\]\."
     r"(boot_order|serial|error_policy|read_error_policy|cache|io|discard|detect_zeroes|block_size"
     r"|dedicated_io_thread|limits|tray)(\.|$)"
 )
-OF_A_NIC = re.compile(
+OF_A_NIC = (
     r"spec\.domain\.devices\.interfaces\[[0-9]+\]\."
     r"(model$|boot_order$|acpi_index$|mtu$|queues$|publish(\.|\[|$)"
     r"|binding$|ports(\.|\[|$)|vm_network_cidr$|vm_ipv6_network_cidr$)"
@@ -72,9 +72,9 @@ OF_A_NIC = re.compile(
 Until then the VM shows RestartRequired. The agent applies `limits` and `tray` of OF_A_DISK to the
 running guest.
 """
-OF_A_SIZE = re.compile(r"spec\.volumes\[([0-9]+)\]\.(image\.size|empty_disk\.capacity)$")
-OF_A_MEDIUM = re.compile(r"spec\.volumes\[([0-9]+)\]\.image\.ref$")
-LIVE_OF_A_NIC = re.compile(r"spec\.domain\.devices\.interfaces\[[0-9]+\]\.(state$|limits(\.|$))")
+OF_A_SIZE = r"spec\.volumes\[([0-9]+)\]\.(image\.size|empty_disk\.capacity)$"
+OF_A_MEDIUM = r"spec\.volumes\[([0-9]+)\]\.image\.ref$"
+LIVE_OF_A_NIC = r"spec\.domain\.devices\.interfaces\[[0-9]+\]\.(state$|limits(\.|$))"
 """Fields of interfaces that netd and the agent apply to a running guest."""
 
 REQUESTS_KEPT = 4
@@ -146,7 +146,7 @@ def _of_spec(record: VmRecord, spec: VmSpec, *, reseeded: bool) -> dict[str, Any
     if any(path.startswith(OF_DEVICES) for path in paths):
         check_devices(public)
         check_partners(public)
-    if reseeded or any(map(OF_A_SEED.match, paths)):
+    if reseeded or any(re.match(OF_A_SEED, path) for path in paths):
         update["seed_generation"] = record.seed_generation + 1
     if paths or reseeded:
         update |= {"spec": public, "spec_hash": spec_hash(public)}
@@ -172,13 +172,13 @@ def _size_of(volume: Volume) -> int:
 
 def _is_size(path: str, spec: VmSpec, grown: frozenset[str]) -> bool:
     """Return True if the path is the size of a disk that has grown; a disk cannot shrink."""
-    found = OF_A_SIZE.match(path)
+    found = re.match(OF_A_SIZE, path)
     return found is not None and spec.volumes[int(found[1])].name in grown
 
 
 def _is_medium(path: str, spec: VmSpec) -> bool:
     """Return True if the path is the image of a CD-ROM drive, whose medium can be changed."""
-    found = OF_A_MEDIUM.match(path)
+    found = re.match(OF_A_MEDIUM, path)
     drives = {disk.name for disk in spec.domain.devices.disks if is_drive(disk)}
     return found is not None and spec.volumes[int(found[1])].name in drives
 
@@ -214,8 +214,8 @@ def with_targets(record: VmRecord, before: VmRecord, found: Mapping[str, ImageTa
 
 
 def _at_restart(path: str) -> bool:
-    of_a_device = OF_A_DISK.match(path) or OF_A_NIC.match(path)
-    return path.startswith(AT_RESTART) or bool(of_a_device or OF_A_SEED.match(path))
+    of_a_device = re.match(OF_A_DISK, path) or re.match(OF_A_NIC, path)
+    return path.startswith(AT_RESTART) or bool(of_a_device or re.match(OF_A_SEED, path))
 
 
 def _sealed_as_before(spec: VmSpec, before: VmSpec) -> VmSpec:
@@ -260,7 +260,7 @@ def _power(
 
 
 def _live(path: str) -> bool:
-    if LIVE_OF_A_NIC.match(path):
+    if re.match(LIVE_OF_A_NIC, path):
         return True
     return any(path == field or path.startswith(f"{field}.") for field in LIVE)
 

@@ -1,6 +1,5 @@
 """Computes changes of a VM's first-boot data: its seeds, files and Ignition."""
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ from virtbus.schemas.vm import VmRecord, VmSecrets, VmSpec, Volume
 
 SEED_HOLDERS = (*SEEDS, "files", "sysprep")
 """The fields of first-boot data. A volume with such a field is an ISO (`Volume.is_iso`)."""
-OF_A_SEED = re.compile(rf"spec\.(volumes\[[0-9]+\]\.({'|'.join(SEED_HOLDERS)})|ignition)[.\[]")
+OF_A_SEED = rf"spec\.(volumes\[[0-9]+\]\.({'|'.join(SEED_HOLDERS)})|ignition)[.\[]"
 """Matches paths inside first-boot data that the VM already has. The path of a whole new seed does
 not match."""
 SeedT = TypeVar("SeedT", CloudInit, FilesVolume)

@@ -5,6 +5,7 @@ writes their digest to the record. After a crash in between, the record still ha
 former secrets, and the node uses the former secrets.
 """
 
+import re
 from typing import NamedTuple
 
 from virtbus.bus.client.ports import Bus, EntryKind
@@ -56,7 +57,7 @@ class SeedUpdates:
         """
         public = without_secrets(spec)
         before, after = (one.model_dump(mode="json") for one in (record.spec, public))
-        shown = any(OF_A_SEED.match(path) for path in changed_paths(before, after, "spec"))
+        shown = any(re.match(OF_A_SEED, path) for path in changed_paths(before, after, "spec"))
         if not shown and public == spec:
             return SeedChange(public)
         wrong = tuple(
