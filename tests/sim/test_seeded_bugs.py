@@ -1,6 +1,5 @@
 """The simulation finds bugs that are planted here, never in the product."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ class BlindVolumes(SimBus):
         if entry is None or not entry.value or not key.startswith(VOLUME_KEYS):
             return entry
         free = read_volume(key, entry.value).model_copy(update={"holder": ""})
-        return replace(entry, value=encode(free))
+        return entry._replace(value=encode(free))
 
 
 def found(*kinds: str, **more: Any) -> bool:

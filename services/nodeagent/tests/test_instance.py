@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -397,7 +396,7 @@ async def test_a_corrupt_answer_to_a_read_never_costs_an_agent_its_node(
         if entry is None or subject != key or next(answers) > 1:
             return entry
         corrupt = {"token": "corrupt", "second_copy": b""}
-        return replace(entry, value=encode(read(Instance, entry.value).model_copy(update=corrupt)))
+        return entry._replace(value=encode(read(Instance, entry.value).model_copy(update=corrupt)))
 
     before = own._revision
     await own.prove()

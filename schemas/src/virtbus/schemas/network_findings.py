@@ -3,7 +3,7 @@
 import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_FINDINGS = 20
 
@@ -24,30 +24,26 @@ class Findings:
             self.unknown.append(path)
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A value for which `accepts` returns True."""
 
     description: str
     accepts: Callable[[Any], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class ListOf:
+class ListOf(NamedTuple):
     """A list whose items have one shape."""
 
     item: "Shape"
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(NamedTuple):
     """A map of names to values of one shape."""
 
     item: "Shape"
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(NamedTuple):
     """A map with these keys. An unknown key is accepted, and reported as unknown."""
 
     known: Mapping[str, "Shape"]

@@ -8,7 +8,7 @@ compare that id.
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from virtbus.bus.client.records import Records
 from virtbus.bus.errors import BusError, OutcomeUnknownError, UnavailableError
@@ -28,8 +28,7 @@ REMEMBERED = 4096
 """Number of recent events that a connection compares for SAME_S."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedEvent:
+class QueuedEvent(NamedTuple):
     """An event that waits to be stored."""
 
     subject: str

@@ -1,8 +1,8 @@
 """Defines `Link`, the interface of a NATS connection, independent of a NATS library."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from virtbus.bus.errors import BusError
 
@@ -14,14 +14,13 @@ class LinkLostError(BusError):
     """The connection ended after something was sent and before the answer came."""
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(NamedTuple):
     """A received message."""
 
     subject: str
     body: bytes = b""
     reply: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
 
     @property
     def status(self) -> str:

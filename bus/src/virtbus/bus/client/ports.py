@@ -5,9 +5,10 @@ Keys are full subjects (`$KV.vm.n1.<uid>`). `virtbus.schemas.subjects` builds th
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from virtbus.bus.runtime.sources import Sources
 from virtbus.schemas.wire import MAX_NODES
@@ -24,8 +25,7 @@ class EntryKind(StrEnum):
     """A purge marker, left by a delete or an expired TTL."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """The last message of a key. `revision` is its stream sequence, `time_ns` its Unix time.
 
     A purge marker has an empty `value`; `why` is the reason of the delete.
@@ -48,18 +48,16 @@ class WatchMark(StrEnum):
     """The list is complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A core message. `reply` is empty if no answer is wanted."""
 
     subject: str
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     reply: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
+class StoredMessage(NamedTuple):
     """A message of a stream, for example an event. `time_ns` is its Unix time."""
 
     subject: str
@@ -68,8 +66,7 @@ class StoredMessage:
     time_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """One message of an atomic batch, with the arguments of `Bus.put`.
 
     If `value` is None, the message is a purge marker with the reason `why`.
@@ -111,8 +108,7 @@ class Request:
     received_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerReport:
+class ConsumerReport(NamedTuple):
     """A consumer's state: `pending` undelivered messages, and `waiting` open pull requests."""
 
     name: str
@@ -120,8 +116,7 @@ class ConsumerReport:
     waiting: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamReport:
+class StreamReport(NamedTuple):
     """A stream's state. `fill` is bytes divided by max_bytes; 0.0 without a limit."""
 
     name: str
@@ -133,8 +128,7 @@ class StreamReport:
     """Number of replicas that are online and up to date."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The size of a stream. `first` and `last` are sequences; `max_bytes` 0 means no limit."""
 
     first: int
@@ -154,8 +148,7 @@ watch.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """One kind of requests of a service. `name` is for ADR-32's INFO.
 
     With `queue` None, each instance of the service answers a request.
@@ -185,14 +178,13 @@ class Endpoint:
     displace: Callable[[str], bool] = lambda _account: False
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceInfo:
+class ServiceInfo(NamedTuple):
     """The content of ADR-32's INFO."""
 
     name: str
     version: str
     description: str = ""
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = MappingProxyType({})
 
 
 class Watch(Protocol):

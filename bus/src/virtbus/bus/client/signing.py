@@ -11,7 +11,6 @@ import base64
 import hmac
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, WatchMark, Write
@@ -146,7 +145,7 @@ class SigningBus:
 
     async def batch(self, writes: Sequence[Write]) -> int:
         signed = [
-            one if one.value is None else replace(one, value=await self._signed(one.key, one.value))
+            one if one.value is None else one._replace(value=await self._signed(one.key, one.value))
             for one in writes
         ]
         return await self._bus.batch(signed)

@@ -7,8 +7,7 @@ allow only some steps (`permissions.controller`). Admin credentials allow all.
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from virtbus.bus.client.consumers import node_consumer
 from virtbus.bus.client.jetstream_errors import (
@@ -84,8 +83,7 @@ class Renewed(Admin, Protocol):
     async def renewed(self, generation: int) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Size limits in bytes. A full bucket refuses writes. VM creates are refused at 80 %."""
 
     vm: int = 1024 * _MIB

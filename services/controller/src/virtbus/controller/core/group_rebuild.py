@@ -6,9 +6,9 @@ group. So a person must read the rules of each copy and accept it (ADR 0069).
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
+from typing import NamedTuple
 
 from virtbus.controller.core.vm_keys import StoredGroup
 from virtbus.schemas.errors import Code, VirtbusError
@@ -35,8 +35,7 @@ class GroupAction(StrEnum):
     """The accepted copies differ, a copy has changed since, or the write was refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostedGroup:
+class HostedGroup(NamedTuple):
     """One copy of a group, the nodes that have it, and the action."""
 
     step: GroupAction

@@ -6,8 +6,8 @@ If these are equal, a copy of a VM that is being evacuated or deleted counts as 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from virtbus.controller.core.claims import UidState
 from virtbus.schemas.node_rpc import KnownRecords
@@ -32,8 +32,7 @@ class RebuildAction(StrEnum):
     """The reports do not decide the outcome: a person decides."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """The last message of a uid on the bus.
 
     `record` is None if the message is no record. `node` is the node in the message's key.
@@ -45,8 +44,7 @@ class Known:
     node: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rebuilt:
+class Rebuilt(NamedTuple):
     """The step for a VM. `record` is the host's copy, or the bus's copy if no host has one."""
 
     step: RebuildAction

@@ -7,7 +7,7 @@ of the nodes that exceed their share.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LOOK_AT = 0.25
 """Fraction of a stream's space. While less is used, no message is removed."""
@@ -19,8 +19,7 @@ _NODE_TOKEN = 2
 """Index of the node in the subjects `virtbus.evt.<node>.…` and `$KV.st.<node>.…`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
+class Excess(NamedTuple):
     """A node above its limit. It uses about `bytes`; its newest `keep` messages may stay."""
 
     node: str

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from virtbus.bus.client.ports import Bus, Entry, EntryKind, Write
 from virtbus.bus.errors import BusError, ConflictError
@@ -57,8 +57,7 @@ def guarded(fence: Fenced | None, *writes: Write) -> list[Write]:
     return [Write(subjects.node_spec(node_spec.node), encode(node_spec), revision), *writes]
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """The stored record. `created` is False if the same record existed before."""
 
     held: StoredVm

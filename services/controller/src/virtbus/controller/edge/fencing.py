@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from virtbus.bus.errors import BusError
 from virtbus.bus.runtime.tasks import background
@@ -32,8 +32,7 @@ OUTPUT_S = 1.0
 """Time limit for the rest of the output, after the command and its children have ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class FenceResult:
+class FenceResult(NamedTuple):
     """The command's result; `output` is its exit code and the end of its output, or an error."""
 
     done: bool

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from virtbus.bus.client.ports import Bus
 from virtbus.bus.errors import BusError
@@ -46,8 +45,7 @@ DONE = {GroupAction.ADD: EventKind.GROUP_CREATED, GroupAction.RAISE: EventKind.G
 Name = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class RebuiltGroups:
+class RebuiltGroups(NamedTuple):
     """The security groups in the answer of `bus.rebuild`.
 
     `message` says why groups may be missing; "" if none is.
@@ -172,9 +170,9 @@ class GroupRebuild:
                 else:
                     held = await self._writes.replace(known, record)
         except TimeoutError:
-            return replace(step, step=GroupAction.CONFLICT, why="no time was left; repeat")
+            return step._replace(step=GroupAction.CONFLICT, why="no time was left; repeat")
         except (BusError, VirtbusError) as error:
-            return replace(step, step=GroupAction.CONFLICT, why=f"{error}; repeat")
+            return step._replace(step=GroupAction.CONFLICT, why=f"{error}; repeat")
         self._fleet.groups.apply(held)
         self._events.named(DONE[step.step], held.record, held.revision, "written back")
         return step
