@@ -1,7 +1,5 @@
 """Entry point of the resolver's process; netd starts it (`edge/resolver_launch.py`)."""
 
-import virtbus.bus.quick_start  # noqa: F401  before all other imports
-
 import asyncio
 import os
 import socket
