@@ -57,6 +57,7 @@ OF_DEVICES = (
     *("spec.domain.devices.disks", "spec.domain.io_threads"),
     *("spec.domain.devices.interfaces", "spec.networks", FILESYSTEMS),
 )
+# Strings, so that `re` compiles an expression at its first use and not at each start.
 OF_A_DISK = (
     r"spec\.domain\.devices\.disks\[[0-9]+\]\."
     r"(boot_order|serial|error_policy|read_error_policy|cache|io|discard|detect_zeroes|block_size"
