@@ -75,6 +75,15 @@ async def test_keys_that_a_restored_bus_has_lost_are_written_again(made: World) 
 
 
 @played(nodes=2)
+async def test_an_unreadable_list_of_addresses_is_replaced(made: World) -> None:
+    await made.hear(node("n1", addresses=("192.0.2.1",)))
+    before = await told(made, "n2")
+    await made.host.put(subjects.node_hosts("n2"), b"\xc1")
+    assert await told(made, "n2") == before
+    assert before is not None
+
+
+@played(nodes=2)
 async def test_one_host_cannot_close_the_world_to_the_guests_of_others(made: World) -> None:
     many = tuple(f"198.51.100.{number}" for number in range(200))
     await made.hear(node("n1", addresses=many))

@@ -24,6 +24,7 @@ from virtbus.schemas.vm import Network, VmRecord
 from virtbus.schemas.wire import encode, read
 
 HOSTS, MEMBERS = 20, 200
+ALL_PEERS = f"$KV.vm.*.*.*.{subjects.PEER_KEY}"
 OVERLAY = {"kind": "overlay", "subnet": "10.210.0.0/16"}
 
 
@@ -64,7 +65,7 @@ async def newest(made: World) -> int:
     """Return the last revision of a peer's key, after some seconds."""
     await asyncio.sleep(5)
     last = 0
-    async with made.host.watch(subjects.overlay_peers_all()) as watch:
+    async with made.host.watch(ALL_PEERS) as watch:
         async for item in watch:
             if item is WatchMark.SYNCED:
                 break
@@ -77,7 +78,7 @@ async def peers(made: World, since: int = 0) -> dict[str, OverlayPeer | None]:
     """Return the peers' keys that were written after a revision; None: purged."""
     await asyncio.sleep(5)
     found: dict[str, OverlayPeer | None] = {}
-    async with made.host.watch(subjects.overlay_peers_all()) as watch:
+    async with made.host.watch(ALL_PEERS) as watch:
         async for item in watch:
             if item is WatchMark.SYNCED:
                 return found
@@ -174,6 +175,18 @@ async def test_keys_that_a_restored_bus_has_lost_are_written_again(made: World) 
 
 
 @played(nodes=1)
+async def test_an_unreadable_peer_is_replaced(made: World) -> None:
+    await hosts(made, 2)
+    mesh = await network(made)
+    for number in (1, 2):
+        await member(made, mesh, number, on=number)
+    before = await peers(made)
+    for key in before:
+        await made.host.put(key, b"\xc1")
+    assert await peers(made) == before
+
+
+@played(nodes=1)
 async def test_overlays_have_numbers_of_their_own_and_an_mtu_that_all_hosts_carry(
     made: World,
 ) -> None:
@@ -228,9 +241,10 @@ LATER = peer("192.0.2.8")
 async def test_a_purge_never_ends_a_later_value() -> None:
     server, term = MemoryServer(), LeaderTerm("fleet", 1, float("inf"))
     bus, key = MemoryBus(server), subjects.overlay_peer("n1", uid(900), "n2")
-    await bus.put(key, peer("192.0.2.7"))
+    value, fleet = peer("192.0.2.7"), Fleet()
+    fleet.hosts.peers.put(key, value, await bus.put(key, value))
     async with background() as tasks:
-        tasks.start(OverlayPeers(Raced(server), Fleet()).run(term))
+        tasks.start(OverlayPeers(Raced(server), fleet).run(term))
         await asyncio.sleep(0.2)
         entry = await bus.get(key)
         assert entry is not None

@@ -392,8 +392,6 @@ FILTERS: tuple[tuple[str, str], ...] = (
     (template(subjects.signing_keys), "the keys that sign records"),
     (template(subjects.watch_renewals), "renewals of a controller's watches"),
     (template(subjects.names_asks), "questions of all nodes about names of VMs"),
-    (template(subjects.hosts_all), "the addresses of hosts, one key per node"),
-    (template(subjects.overlay_peers_all), "the guests of overlays, as other hosts hear of them"),
     (template(subjects.ready_all), "ready events of a node"),
     (template(subjects.service_report_all), "telemetry of a node"),
     (template(subjects.events), "events of one VM"),

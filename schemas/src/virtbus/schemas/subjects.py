@@ -176,16 +176,6 @@ def overlay_peer(node: str, network: str, peer: str) -> str:
     return f"$KV.vm.{check_id(node)}.{check_uid(network)}.{check_id(peer)}.{PEER_KEY}"
 
 
-def overlay_peers_all() -> str:
-    """Filter over the peers of all overlays and nodes."""
-    return f"$KV.vm.*.*.*.{PEER_KEY}"
-
-
-def hosts_all() -> str:
-    """Filter over the key `_hosts` of every node."""
-    return f"$KV.vm.*.{HOSTS_KEY}"
-
-
 def node_reserved(node: str) -> str:
     """`$KV.vm._reserved.node.<node>`: the resources of VMs with `Overcommit.STRICT` on a node."""
     return f"$KV.vm.{RESERVED}.node.{check_id(node)}"

@@ -204,6 +204,7 @@ class ControllerService:
             self._fills.run,
             self._moves.run,
             HoldSweep(bus, fleet, events).run,
+            FleetAddresses(bus, fleet).run,
             OverlayPeers(bus, fleet).run,
             OperationSweep(bus, fleet, settings.operation_keep_s, settings.operation_quota).run,
             Overtaken(bus, fleet).run,
@@ -212,8 +213,7 @@ class ControllerService:
         if settings.fence_command:
             turn_off = fencing.command(settings.fence_command, settings.fence_timeout_s)
             duties.append(fencing.FenceAgent(fleet, self._nodes, turn_off).run)
-        at_once = (self._pulse.tell, FleetAddresses(bus, fleet).run, shares.run)
-        return [*map(self._when_synced, duties), *at_once]
+        return [*map(self._when_synced, duties), self._pulse.tell, shares.run]
 
     def _when_synced(self, duty: Duty) -> Duty:
         """Delay a leader task until this controller has read all records of the fleet."""

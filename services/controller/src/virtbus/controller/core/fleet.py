@@ -165,9 +165,8 @@ class Fleet:
         if (tokens := key.split("."))[-1] == subjects.NODE_SPEC_KEY:
             self.node_spec(NodeSpec(node=tokens[2]), revision)
             return None
-        if tokens[-1] in {subjects.JOIN_KEY, subjects.HOSTS_KEY, subjects.PEER_KEY}:
-            if tokens[-1] == subjects.JOIN_KEY:
-                self.drop_node(tokens[2])
+        if tokens[-1] == subjects.JOIN_KEY:
+            self.drop_node(tokens[2])
             return None
         self.addresses.purge(key, revision)
         if self.claims.pop(key, None) is not None or len(tokens) != 4:

@@ -1,16 +1,18 @@
-"""Caches, by node, the host's identity and capacity, the join, and refused agents."""
+"""Caches, by node, the host's identity and capacity, the join, other hosts, and refused agents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from virtbus.controller.core.approval import beyond, offered
+from virtbus.controller.core.node_values import NodeValues
 from virtbus.schemas import subjects
 from virtbus.schemas.hosts import HostRecord, Instance
 from virtbus.schemas.ids import is_id
-from virtbus.schemas.node import NodeRecord
+from virtbus.schemas.node import HostAddresses, NodeRecord
+from virtbus.schemas.overlay import OverlayPeer
 from virtbus.schemas.records import refuse_foreign
-from virtbus.schemas.subjects import JOIN_KEY
+from virtbus.schemas.subjects import HOSTS_KEY, JOIN_KEY, PEER_KEY
 from virtbus.schemas.wire import read
 
 RIVAL_FRESH_S = 20.0
@@ -28,7 +30,7 @@ class Rival(NamedTuple):
 
 @dataclass
 class Hosts:
-    """The hosts of nodes, from heartbeats and the keys `_join`, `_host` and `_rival`."""
+    """The hosts of nodes, from heartbeats and the nodes' keys in `vm` and `st`."""
 
     records: dict[str, tuple[HostRecord | None, int]] = field(default_factory=dict)
     """By node: the record (None if it was purged), and the key's revision."""
@@ -37,6 +39,8 @@ class Hosts:
     reported: dict[str, tuple[NodeRecord, Mapping[str, Any]]] = field(default_factory=dict)
     """By node: the last heartbeat as reported, as a model and as plain data."""
     rivals: dict[str, dict[str, Rival]] = field(default_factory=dict)
+    addresses: NodeValues[HostAddresses] = field(default_factory=lambda: NodeValues(HostAddresses))
+    peers: NodeValues[OverlayPeer] = field(default_factory=lambda: NodeValues(OverlayPeer))
 
     def put(self, key: str, value: bytes, revision: int) -> str:
         """Process a host record.
@@ -67,6 +71,12 @@ class Hosts:
 
     def revision(self, node: str) -> int:
         return self.records.get(node, (None, 0))[1]
+
+    def values_at(self, key: str) -> NodeValues[HostAddresses] | NodeValues[OverlayPeer] | None:
+        """Return the values to which a key belongs; None for the keys of other values."""
+        if key.endswith(f".{HOSTS_KEY}"):
+            return self.addresses
+        return self.peers if key.endswith(f".{PEER_KEY}") else None
 
     def put_rival(self, key: str, value: bytes, now_s: float) -> None:
         """Process the message of a refused agent."""

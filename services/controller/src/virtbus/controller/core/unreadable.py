@@ -10,11 +10,13 @@ from virtbus.schemas.states import VmState
 from virtbus.schemas.subjects import (
     ADDRESSES,
     BACKUP_SCHEDULES,
+    HOSTS_KEY,
     IMAGE_NAMES,
     IMAGES_KEY,
     JOIN_KEY,
     NETWORKS,
     NODE_SPEC_KEY,
+    PEER_KEY,
     POOLS_KEY,
     SECURITY_GROUPS,
     SNAPSHOTS,
@@ -28,6 +30,8 @@ NAMED_IN_ALARM = 5
 _KINDS = {"st": "status", "node": "heartbeat", "sec": "secret inputs", "lease": "lease"}
 _NODE_WIDE = {
     JOIN_KEY: "join record",
+    HOSTS_KEY: "list of hosts' addresses",
+    PEER_KEY: "overlay peer",
     NODE_SPEC_KEY: "node_spec",
     IMAGES_KEY: "list of images",
     POOLS_KEY: "list of pools",

@@ -16,6 +16,7 @@ from virtbus.controller.core.bucket_list import BucketList
 from virtbus.controller.core.fleet import Fleet
 from virtbus.controller.core.named_records import NamedRecords
 from virtbus.controller.core.networks import Networks
+from virtbus.controller.core.node_values import NodeValues
 from virtbus.controller.core.operations import Operations
 from virtbus.controller.core.security_groups import SecurityGroups
 from virtbus.controller.core.snapshots import Snapshots
@@ -28,6 +29,8 @@ from virtbus.schemas.errors import VirtbusError
 from virtbus.schemas.events import DeadLetter
 from virtbus.schemas.ids import UNPLACED
 from virtbus.schemas.image_name import ImageNameRecord
+from virtbus.schemas.node import HostAddresses
+from virtbus.schemas.overlay import OverlayPeer
 from virtbus.schemas.records import of_node_group, of_operation
 
 log = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ _Cache = (
     | SecurityGroups
     | BackupSchedules
 )
+_NodeValues = NodeValues[HostAddresses] | NodeValues[OverlayPeer]
 WAITING = f"$KV.vm.{UNPLACED}."
 LOOK_AGAIN_S = 30.0
 MOVE_S = 2.0
@@ -184,8 +188,8 @@ class Informers:
             fleet.purge_images(key)
         elif key.endswith(f".{subjects.POOLS_KEY}"):
             fleet.offer(fleet.pools.purge(key))
-        elif _is_named(key):
-            _named(fleet, key).forget(key)
+        elif (cache := _cache_of(fleet, key)) is not None:
+            cache.forget(key)
         elif key.startswith(subjects.ADDRESS_KEYS):
             fleet.claims.pop(key, None)
             fleet.addresses.forget(key)
@@ -213,12 +217,18 @@ class Informers:
             **{subjects.node_spec(node): one[1] for node, one in fleet.node_specs.items()},
             **{subjects.node_host(node): one[1] for node, one in fleet.hosts.records.items()},
             **{key: one[1] for key, one in fleet.groups.on_nodes.items()},
+            **{key: one[1] for key, one in fleet.hosts.addresses.items()},
+            **{key: one[1] for key, one in fleet.hosts.peers.items()},
             **{key: one.revision for cache in _caches(fleet) for key, one in cache.items()},
         }
 
     def _vm(self, entry: Entry) -> str | None:
-        if _is_named(entry.key):
-            _take_named(self._fleet, entry)
+        cache = _cache_of(self._fleet, entry.key)
+        if cache is not None:
+            if entry.kind is EntryKind.PURGE:
+                cache.purge(entry.key, entry.revision)
+            else:
+                cache.put(entry.key, entry.value, entry.revision)
             return None
         if entry.key.endswith(f".{subjects.NODE_SPEC_KEY}"):
             self._node_spec(entry)
@@ -300,19 +310,6 @@ def _take_offer(fleet: Fleet, entry: Entry, last: str) -> None:
         fleet.put_images(entry.key, entry.value)
 
 
-def _is_named(key: str) -> bool:
-    """Return True for the key of a named object, or for a node's key of a security group."""
-    return key.startswith(_NAMED) or of_node_group(key)
-
-
-def _take_named(fleet: Fleet, entry: Entry) -> None:
-    cache = _named(fleet, entry.key)
-    if entry.kind is EntryKind.PURGE:
-        cache.purge(entry.key, entry.revision)
-    else:
-        cache.put(entry.key, entry.value, entry.revision)
-
-
 def _caches(fleet: Fleet) -> tuple[_Cache, ...]:
     return (
         *(fleet.volumes, fleet.volumes.snapshots, fleet.images.names),
@@ -320,7 +317,10 @@ def _caches(fleet: Fleet) -> tuple[_Cache, ...]:
     )
 
 
-def _named(fleet: Fleet, key: str) -> _Cache:
+def _cache_of(fleet: Fleet, key: str) -> _Cache | _NodeValues | None:
+    """Return the cache of a named object, or of a value for a node; None for other keys."""
+    if not key.startswith(_NAMED) and not of_node_group(key):
+        return fleet.hosts.values_at(key)
     if key.startswith(subjects.VOLUME_KEYS):
         return fleet.volumes
     if key.startswith(subjects.SNAPSHOT_KEYS):
