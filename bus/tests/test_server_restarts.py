@@ -19,7 +19,7 @@ from virtbus.bus.client.nats_bus import NatsBus
 from virtbus.bus.client.ports import Endpoint, Entry, Request, WatchMark
 from virtbus.bus.client.records import Records
 from virtbus.bus.errors import BusError, ConflictError, OutcomeUnknownError, UnavailableError
-from virtbus.bus.provisioning import server, stream_setup
+from virtbus.bus.provisioning import node_join, server, stream_setup
 from virtbus.bus.runtime.tasks import background
 
 pytestmark = pytest.mark.integration
@@ -35,9 +35,11 @@ async def test_a_watch_lists_again_after_a_server_restart(nats: server.Server, k
     user = "controller" if kind == "own" else "node-n1"
     async with (
         connect(nats.settings("controller"), name="c") as writer,
+        background() as tasks,
         connect(nats.settings(user), name="w") as reader,
         reader.watch("$KV.vm.n1.>") if kind == "own" else reader.node_watch("n1", "agent") as watch,
     ):
+        tasks.start(node_join.keep(writer, lambda: ["n1"]))
         await writer.put(KEY, b"before")
         items = aiter(watch)
         while await anext(items) is not WatchMark.SYNCED:

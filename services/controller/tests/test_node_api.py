@@ -232,6 +232,18 @@ async def test_a_node_with_an_unreadable_spec_is_forgotten_whole(made: World) ->
     assert "n2" not in made.controllers["c1"]._fleet.nodes
 
 
+@played()
+async def test_a_silent_node_has_its_consumers_until_it_is_forgotten(made: World) -> None:
+    await made.host.put(subjects.join_nonce("n2"), encode(JoinNonce(nonce="x")))
+    await asyncio.sleep(60)  # n2 is silent
+    await made.hear(node("n1"))
+    await settle()
+    assert made.controllers["c1"]._nodes_here() == {"n1", "n2"}
+    await forget(made)
+    await settle()
+    assert made.controllers["c1"]._nodes_here() == {"n1"}
+
+
 @played(controllers=2)
 async def test_a_node_that_is_off_since_before_the_controllers_is_shown_and_fenced(
     made: World,

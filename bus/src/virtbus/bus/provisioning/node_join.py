@@ -2,7 +2,8 @@
 
 Only a process with a node's credentials can write the node's heartbeat. So a heartbeat is a request
 to join. A node with a purged join record and without a heartbeat is removed: its consumers are
-deleted. Several processes may run this module at once, because each step is idempotent.
+deleted. The restart of a single server loses all consumers; they are created again at once. Several
+processes may run this module at once, because each step is idempotent.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ VERIFY_S = 10.0
 """Interval of the search for deleted consumers. They must exist again after 15 s (F33)."""
 
 Nodes = Callable[[], Collection[str]]
-"""A function that returns the ids of the nodes with a heartbeat."""
+"""A function that returns the ids of the nodes with a heartbeat or a join record."""
 
 
 async def keep(admin: stream_setup.Renewed, nodes: Nodes) -> None:

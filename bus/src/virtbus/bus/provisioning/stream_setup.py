@@ -53,10 +53,6 @@ _SCHEMA = "virtbus.schema"
 _NO_MARKERS = {"subject_delete_marker_ttl": 0}
 _NOT_SYNCED = {"persist_mode": "async"}
 """Writes are acknowledged before they are on disk, despite the `sync_interval` (ADR 0019)."""
-_IN_MEMORY = {"mem_storage": True}
-"""Storage of a node's consumers in a cluster. On disk, each delivery would be a synced write on
-three servers. A failure of all three loses the positions, which no watch needs: each new connection
-lists again. A single server keeps consumers on disk, because a restart loses memory consumers."""
 _FIXED_AT_CREATION = frozenset(_NOT_SYNCED)
 """Fields that the server does not change. An existing stream keeps its value."""
 
@@ -254,6 +250,8 @@ def node_consumers(node: str) -> list[tuple[str, dict[str, Any]]]:
                 "ack_policy": "none",
                 "filter_subject": f"$KV.vm.{node}.>",
                 "max_waiting": 8,
+                # On disk, each delivery would cost two synced writes (ADR 0017).
+                "mem_storage": True,
             },
         )
         for service in WATCHING_SERVICES
@@ -278,16 +276,22 @@ async def ensure_node(admin: Admin, node: str, nonce: bytes) -> bytes:
         elif entry is not None:
             nonce = entry.value
     for stream, config in node_consumers(node):
-        config |= _IN_MEMORY if admin.clustered else {}
         try:
-            await admin.js_api(
-                f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",
-                {"stream_name": stream, "config": config, "action": ""},
-            )
-        except ApiError as error:  # an existing consumer keeps its storage
+            await _create_consumer(admin, stream, config)
+        except ApiError as error:
             if error.code != CONSUMER_DIFFERS or "storage" not in error.text:
                 raise
+            # an older version created it on disk, and its storage cannot change
+            await _create_consumer(admin, stream, config | {"mem_storage": False})
     return nonce
+
+
+async def _create_consumer(admin: Admin, stream: str, config: dict[str, Any]) -> None:
+    """Create a consumer; raise ApiError if it exists with another configuration."""
+    await admin.js_api(
+        f"CONSUMER.CREATE.{stream}.{config['durable_name']}.{config['filter_subject']}",
+        {"stream_name": stream, "config": config, "action": ""},
+    )
 
 
 async def trust_host(admin: Admin, node: str, *, trusted: bool) -> None:

@@ -246,9 +246,13 @@ class ControllerService:
                 await asyncio.get_running_loop().create_future()
 
     def _nodes_here(self) -> set[str]:
-        """Return the nodes whose heartbeats arrive."""
-        now_s = asyncio.get_running_loop().time()
-        return {node for node in self._fleet.nodes if not self._fleet.silent(node, now_s)}
+        """Return the nodes whose heartbeats arrive, and those with a join record.
+
+        A node without a heartbeat needs its consumers, too: netd and imaged may run without the
+        agent, and a restart of a single server loses the consumers.
+        """
+        fleet, now_s = self._fleet, asyncio.get_running_loop().time()
+        return {node for node in fleet.nodes if not fleet.silent(node, now_s)} | fleet.hosts.joined
 
     def _endpoints(self) -> list[Endpoint]:
         vms, nodes, about, operations = self._vms, self._nodes, self._about, self._operations
