@@ -172,7 +172,7 @@ def test_a_bus_older_than_a_change_of_a_volume(change: str) -> None:
         if change != "delete":
             assert here.has(holder)
             refused = {"attach": {"held_on_node"}, "moving": {"volume_moving", "volume_in_use"}}
-            # the restored move goes on, and may have ended before the second VM asked
+            # the restored move continues, and may have ended before the second VM asked
             assert here.refused in refused.get(change, {"volume_in_use"})
         if change in MOVES:
             assert (here.told["node"], here.node("first")) == (here.target,) * 2
